@@ -70,7 +70,7 @@ def test_a_holder_that_exited_normally_leaves_nothing(home: Path) -> None:
     first = lock(home)
     first.acquire(wait=False, report=print)
     first.note_loaded("m", "sha")
-    first.note_empty()
+    first.note_unloaded()
     first.release()
     second = lock(home)
     second.acquire(wait=False, report=print)

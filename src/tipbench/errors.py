@@ -154,7 +154,7 @@ class SheetRefused(TipbenchError):
 class SheetsClosed(TipbenchError):
     """A judge who has opened a duel may not use sheets, and one with an open sheet may not open a duel.
 
-    Duels have no controls, so a judge who has seen their tips could recognise the controls in a sheet.
+    Duels have no controls: a judge who has seen their tips could find the controls of a sheet among the other tips.
     """
 
 

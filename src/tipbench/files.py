@@ -113,7 +113,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def open_private(path: Path, flags: int = os.O_RDWR) -> int:
-    """Open a file, created with access for its owner only if missing. Returns its descriptor. Raises OSError."""
+    """Open a file and return its descriptor. A missing file is created, for its owner only. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -176,7 +176,7 @@ def _temporary_file(path: Path, content: bytes, *, mode: int) -> Iterator[Path]:
 
 
 def flock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file. Returns False if another process holds the lock. Raises OSError."""
+    """Lock an open file. Without `wait`, returns False if another process holds the lock. Raises OSError."""
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if not wait:
         operation |= fcntl.LOCK_NB
@@ -263,7 +263,8 @@ class ResourceLock:
             self._fd = fd
             if previous is not None and previous.digest:
                 self.dead_holder = previous
-                self.note_loaded(previous.model, previous.digest)  # until `note_empty`
+                # The model may still be in memory, so it stays recorded until `note_unloaded`.
+                self.note_loaded(previous.model, previous.digest)
             else:
                 self._write(self._holder)
         except BaseException:
@@ -286,7 +287,7 @@ class ResourceLock:
         self._has_model = True
         self._write(replace(self._holder, model=model, digest=digest))
 
-    def note_empty(self) -> None:
+    def note_unloaded(self) -> None:
         self._has_model = False
         self._write(self._holder)
 

@@ -89,14 +89,14 @@ def http_client(url: str, tls: ssl.SSLContext | None = None, **options: Any) -> 
     """Return a client for `url`; raises UsageError if the environment has an invalid proxy or certificate file."""
     import httpx
 
-    return _create_client(httpx.Client, url, tls, options)
+    return _create_client(httpx.Client, url, tls=tls, options=options)
 
 
 def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
     """Like `http_client`, for asyncio."""
     import httpx
 
-    return _create_client(httpx.AsyncClient, url, None, options)
+    return _create_client(httpx.AsyncClient, url, tls=None, options=options)
 
 
 def tls_for(url: str) -> ssl.SSLContext:

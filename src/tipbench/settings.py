@@ -228,8 +228,8 @@ class Settings:
     def allowed_servers(self, key: str, others: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a job started over HTTP or Airflow may use: the configured one and `others`.
 
-        `key` is "ollama_url" or "mlflow_url". Only Ollama has a default URL. If no MLflow is configured, the servers
-        that tipbench finds by itself are included; without `find`, only `others`.
+        `key` is "ollama_url", which has a default, or "mlflow_url". If no MLflow is configured, the servers that
+        tipbench would look for are allowed instead; if `find` is false, only `others`.
         """
         url = self.get(key) or CollectConfig.model_fields[key].default
         if url is not None:
@@ -288,7 +288,8 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     """Read the environment and tipbench.toml; the file in the working folder overrides the one in the home folder.
 
     Raises UsageError if another user owns the home folder or one of the files, or may write to it. In the working
-    folder's file, the keys of `HOME_ONLY` are ignored: a file in a shared folder must not make tipbench run a program.
+    folder's file, the keys of `HOME_ONLY` are ignored: a file in a shared folder must not make tipbench run a program
+    or notify a URL.
     """
     env = os.environ if environment is None else environment
     working_folder = folder or Path.cwd()

@@ -101,7 +101,7 @@ class Database:
         newest = len(migrations)
         if self._version() < newest:
             with self.transaction() as db:
-                version = self._version()  # read again: another process may have migrated the file
+                version = self._version()  # read again: a process, even of a newer tipbench, may have migrated the file
                 for migration in migrations[version:]:
                     for statement in filter(str.strip, migration.split(";")):
                         db.execute(statement)
@@ -156,7 +156,7 @@ class GroupCommit:
         self._placeholders = f"({', '.join('?' * n_columns)})"
         self._insert = f"INSERT INTO {table} VALUES "  # noqa: S608
         self._queue: list[_Entry] = []
-        self._next_commit = _running_future()  # of the queued entries
+        self._next_commit = _running_future()  # shared by the queued entries
         self._current_commit: Future[None] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"writer-{table}", daemon=True)
@@ -236,7 +236,7 @@ class GroupCommit:
                 continue
             rows = [entry.values for entry in entries]
             while rows:
-                # A power of two, so that few different statements have to be prepared.
+                # The largest power of two that fits, so that few different statements have to be prepared.
                 n_rows = 1 << (min(len(rows), _MAX_ROWS).bit_length() - 1)
                 values = [value for row in rows[:n_rows] for value in row]
                 db.execute(self._insert + ", ".join([self._placeholders] * n_rows), values)

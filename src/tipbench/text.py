@@ -43,6 +43,10 @@ def join_names(names: Iterable[object], limit: int) -> str:
 # Numbers
 
 
+@overload
+def number(value: float, spec: str = ".2f") -> str: ...
+@overload
+def number(value: float | None, spec: str = ".2f") -> str | None: ...
 def number(value: float | None, spec: str = ".2f") -> str | None:
     """Format a number by `spec`, with the typographic minus sign (U+2212). None stays None."""
     return None if value is None else format(value, spec).replace("-", "−")
@@ -110,12 +114,8 @@ def duration(seconds: float | None) -> str:
 
 @overload
 def iso(seconds: float) -> str: ...
-
-
 @overload
 def iso(seconds: float | None) -> str | None: ...
-
-
 def iso(seconds: float | None) -> str | None:
     """Format a Unix timestamp in ISO 8601, UTC: 2026-05-04T10:15:00.000Z."""
     if seconds is None:
@@ -127,7 +127,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Replace non-printable characters with spaces, except those in `keep`. A terminal could interpret them."""
+    """Replace non-printable characters, which a terminal could interpret, with spaces, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else " " for char in text)

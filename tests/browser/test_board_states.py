@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Of each state: the beginning of its title, and what its page offers.
 STATES = {
     "unjudged": ("Not judged yet", ("Judge now", "Run the rules judge")),
-    "unusable": ("No usable answers", ("Read the answers",)),
+    "unusable": ("No usable answers", ("See the runs",)),
     "rules": ("For now: ", ("Judge now", "Its weakest answers", "People: 0 of 8 scenarios", "Rules: 8 of 8")),
     "first-batch": ("For now: ", ("Judge now", "People: 2 of 8 scenarios", "Rules: 8 of 8")),
     "held": ("Not judged yet", ("Review the held scores",)),

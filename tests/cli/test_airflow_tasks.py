@@ -199,7 +199,7 @@ def test_a_server_that_the_worker_neither_configures_nor_lists_is_refused(
     monkeypatch.setenv("TIPBENCH_PANEL_URLS", "http://second.example:11434")
     monkeypatch.setenv("TIPBENCH_PANEL_MLFLOW_URLS", "http://second.example:5000")
     listed = {**conf, "ollama_url": "http://second.example:11434", "mlflow_url": "http://second.example:5000"}
-    assert read_conf(listed, load_settings(), uses_ollama=True).mlflow_url == "http://second.example:5000"
+    assert read_conf(listed, load_settings(), uses_conf_ollama=True).mlflow_url == "http://second.example:5000"
 
 
 def test_an_unavailable_server_is_retried(conf: dict[str, Any]) -> None:

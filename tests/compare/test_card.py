@@ -205,3 +205,9 @@ def test_a_board_on_which_every_cell_failed_says_where_to_read_why() -> None:
     assert (found.state, found.title) == ("unusable", "No usable answers")
     assert found.lines == ("None of 8 cells has an answer: all failed.",)
     assert "`tipbench runs list --state failed --json --experiment tip-bench-x`" in found.next
+
+
+def test_a_board_by_model_without_a_shared_prompt_says_why_nothing_can_be_ranked() -> None:
+    found = card({A: [None] * 4, Pair("b:1b", "v2"): [None] * 4}, cells={"judges": ()}, by="model")
+    assert found.state == "unranked"
+    assert found.lines == ("Nothing can be ranked: no prompt is shared by all models.",)

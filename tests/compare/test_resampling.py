@@ -165,7 +165,7 @@ def test_one_scenario_or_one_column_separates_nothing() -> None:
 
 def test_many_patterns_of_missing_cells_use_fewer_flips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)
-    monkeypatch.setattr(resampling, "MAX_SUMS_IN_MEMORY", 400_000)  # 1000 flips for 20 rows with 20 patterns
+    monkeypatch.setattr(resampling, "MAX_SUMS_IN_MEMORY", 400_000)  # 1000 flips for 20 columns with 20 patterns
     rng = np.random.default_rng(2)
     values = world(rng, np.linspace(0, 30, 20), 14)
     values[rng.random(values.shape) < 0.1] = np.nan

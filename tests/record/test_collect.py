@@ -41,7 +41,7 @@ from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, 
 from tipbench.record.journal import count_unstored
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.plan_check import plan_json, read_recorded
-from tipbench.record.reader import cells
+from tipbench.record.reader import current_runs
 from tipbench.record.run import NewRun, RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.record.summary import Summary
@@ -739,7 +739,7 @@ def test_two_homes_at_once_leave_one_counted_run_per_cell(
     experiment = bench.store.experiment("tip-bench-auto")
     assert experiment is not None
     assert len(bench.finished()) == 24
-    assert len(cells(bench.store, experiment.experiment_id, {})) == 12
+    assert len(current_runs(bench.store, experiment.experiment_id, where={})) == 12
     assert len(read_cells(bench.store, experiment.experiment_id)) == 12
     tagged = [run for run in bench.finished() if run.tags.get("superseded") == "true"]
     assert len(tagged) == 12

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.record.reader import newest_run, stale_runs, twin_runs
+from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
 from tipbench.record.run import StoredRun
 
 
@@ -113,19 +113,19 @@ def test_the_newest_run_is_the_newest_answer_in_whatever_order() -> None:
     assert newest_run(runs[2:]) == runs[2]
 
 
-def twin(run_id: str, *, at: int, state: str = "pending", key: str = "k", status: str = "FINISHED") -> StoredRun:
+def cell(run_id: str, *, at: int, state: str = "pending", key: str = "k", status: str = "FINISHED") -> StoredRun:
     return replace(run(run_id, at=at), status=status, tags={"cell_key": key, "state": state})
 
 
-def test_of_twins_the_scored_run_counts_or_else_the_oldest() -> None:
-    assert twin_runs([twin("b", at=2), twin("a", at=1), twin("c", at=1)]) == {"b", "c"}
-    assert twin_runs([twin("a", at=1), twin("b", at=2, state="judged"), twin("c", at=3)]) == {"a", "c"}
+def test_of_duplicates_the_scored_run_counts_or_else_the_oldest() -> None:
+    assert duplicate_runs([cell("b", at=2), cell("a", at=1), cell("c", at=1)]) == {"b", "c"}
+    assert duplicate_runs([cell("a", at=1), cell("b", at=2, state="judged"), cell("c", at=3)]) == {"a", "c"}
 
 
-def test_floors_failures_other_keys_and_superseded_runs_are_not_twins() -> None:
-    floored = twin("b", at=2, state="judged")
+def test_floors_failures_other_keys_and_superseded_runs_are_not_duplicates() -> None:
+    floored = cell("b", at=2, state="judged")
     floored = replace(floored, tags={**floored.tags, "floored": "true"})
-    assert twin_runs([twin("a", at=1), floored]) == {"b"}
-    assert twin_runs([twin("a", at=1), twin("b", at=2, status="FAILED"), twin("c", at=3, key="other")]) == set()
-    gone = replace(twin("a", at=1), tags={**twin("a", at=1).tags, "superseded": "true"})
-    assert twin_runs([gone, twin("b", at=2)]) == set()
+    assert duplicate_runs([cell("a", at=1), floored]) == {"b"}
+    assert duplicate_runs([cell("a", at=1), cell("b", at=2, status="FAILED"), cell("c", at=3, key="other")]) == set()
+    gone = replace(cell("a", at=1), tags={**cell("a", at=1).tags, "superseded": "true"})
+    assert duplicate_runs([gone, cell("b", at=2)]) == set()

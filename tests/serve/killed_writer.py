@@ -73,7 +73,7 @@ def write(home: Path, state: str, change: str, step: int, acknowledged: Path) ->
     threading.settrace(killer.trace)
     if change == "import":
         sys.settrace(killer.trace)
-        import_state(home, home / "exported", state=state)
+        import_state(home, home / "exported", store_kind=state)
         acknowledged.touch()
         sys.settrace(None)
         return TOO_FAR
@@ -111,7 +111,7 @@ def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
         if change == "erase" and n == 0:
             assert [entry.kind for entry in read_entries(service.log.database, user=key)] == ["reset"]
     left = documents(home, state, key)
-    rebuild_state(home, state=state)
+    rebuild_state(home, store_kind=state)
     assert documents(home, state, key) == left
     return NEW if n == LEARNED[change] else OLD
 
@@ -124,7 +124,7 @@ def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
 def prepare(home: Path, state: str) -> int:
     with serving(home, state=state) as service:
         learn(service, "egreedy/v1", 2)
-        export_state(home, home / "exported", state=state)
+        export_state(home, home / "exported", store_kind=state)
         learn(service, "egreedy/v1", 1, prefix="x")
         service.score("egreedy/v1", score_request(event_id="open"))
     return 0

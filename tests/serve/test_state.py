@@ -88,7 +88,7 @@ def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: s
     work(tmp_path, state)
     before = documents(tmp_path, state)
     assert len(before) == 4  # v2, linucb and the tallies of two users
-    assert rebuild_state(tmp_path, state=state) == 2
+    assert rebuild_state(tmp_path, store_kind=state) == 2
     assert documents(tmp_path, state) == before
 
 
@@ -114,13 +114,13 @@ def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_s
             list(pool.map(work, range(6)))
     before = documents(tmp_path, state)
     assert before
-    rebuild_state(tmp_path, state=state)
+    rebuild_state(tmp_path, store_kind=state)
     assert documents(tmp_path, state) == before
 
 
 def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: Path) -> None:
     work(tmp_path, "sqlite")
-    rebuild_state(tmp_path, state="files")
+    rebuild_state(tmp_path, store_kind="files")
     assert documents(tmp_path, "files") == documents(tmp_path, "sqlite")
     with serving(tmp_path, state="files") as service:
         learn(service, "linucb", 3, "u2", prefix="more")
@@ -206,7 +206,7 @@ def test_an_unknown_schema_is_refused_and_never_overwritten(
                 attempt()
         learn(service, "egreedy/v1", 1, "u2")  # other users are served
     with pytest.raises(StateError):
-        rebuild_state(tmp_path, state=state)
+        rebuild_state(tmp_path, store_kind=state)
     assert documents(tmp_path, state)[key, "egreedy/v1"] == newer
 
 
@@ -255,12 +255,12 @@ def test_an_export_is_imported_into_another_home_with_the_same_secret_and_surviv
 ) -> None:
     source, other, files = tmp_path / "source", tmp_path / "other", tmp_path / "files"
     work(source, state)
-    assert export_state(source, files, state=state) == len(documents(source, state))
+    assert export_state(source, files, store_kind=state) == len(documents(source, state))
     other.mkdir()
     (other / "serve.secret").write_bytes((source / "serve.secret").read_bytes())
-    assert import_state(other, files, state=target) == 4
+    assert import_state(other, files, store_kind=target) == 4
     imported = documents(other, target)
-    rebuild_state(other, state=target)
+    rebuild_state(other, store_kind=target)
     assert documents(other, target) == imported
 
     def without_seq(found: dict[tuple[str, str], bytes]) -> dict[tuple[str, str], object]:

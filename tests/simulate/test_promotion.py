@@ -106,7 +106,7 @@ def test_missing_decisions_are_not_enough_data(tmp_path: Path, served: Path) -> 
 
 def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
     fitted = fit_prior_from_log(served, "egreedy/v3")
-    assert fitted.users == len(WORLD)
+    assert fitted.n_users == len(WORLD)
     POLICIES["egreedy/v3"].check_prior(fitted.prior)
     assert fitted.explained is not None
 

@@ -2,8 +2,8 @@
 
 The attacker sees every response and, in place of the time it takes, the number of reads and writes in MLflow and their
 size, which is more than a clock could show. A second account lets the attacker compare the sheets of two judges, or
-change what MLflow stores of an answer; twins are answers that a second home has recorded again. For each strategy the
-items with the most suspicious observation are guessed, ties at random.
+change what MLflow stores of an answer; duplicates are answers that a second home has recorded again. For each strategy,
+the items with the most suspicious observation are guessed, ties at random.
 
 Bound: over all worlds the hits of a strategy stay within three standard deviations of those of blind guessing.
 """
@@ -291,13 +291,13 @@ def second_sheet_after_half(attacker: Attacker) -> None:
     attacker.export("anna")
 
 
-def twins_before(attacker: Attacker) -> None:
+def duplicates_before(attacker: Attacker) -> None:
     """A second home has recorded every answer again: on the second sheet, some would be there twice."""
     record_cells(attacker.store, seed=attacker.seed, models=MODELS, start_ms=2_000)
     attacker.export("ben")
 
 
-def twins_afterwards(attacker: Attacker) -> None:
+def duplicates_afterwards(attacker: Attacker) -> None:
     """After the first sheet is scored a second home records the same answers again, and some more."""
     attacker.send(fill(attacker.sheet, honest), final=True)
     record_cells(attacker.store, seed=attacker.seed, models=(*MODELS, "gamma:2b"), start_ms=2_000)
@@ -312,8 +312,8 @@ PREPARATIONS = (
     second_account_after_half,
     second_sheet,
     second_sheet_after_half,
-    twins_before,
-    twins_afterwards,
+    duplicates_before,
+    duplicates_afterwards,
 )
 
 

@@ -228,9 +228,13 @@ def test_a_bias_is_described_in_words() -> None:
 
 
 def test_duels_show_how_often_the_order_did_not_matter() -> None:
-    outcome = {"judged_in_both_orders": 3, "same_in_both_orders": 2, "drift": None}
-    view = batch_result(batch_shape(kind="duel", items=6, done=6, outcome=outcome))
-    assert view.sentences == ("3 duels were shown in both orders; in 2 of them you chose the same answer both times.",)
+    for n_both, n_same, sentence in [
+        (3, 2, "3 duels were shown in both orders; you chose the same answer both times in 2 of 3."),
+        (1, 1, "1 duel was shown in both orders; you chose the same answer both times in 1 of 1."),
+    ]:
+        outcome = {"judged_in_both_orders": n_both, "same_in_both_orders": n_same, "drift": None}
+        view = batch_result(batch_shape(kind="duel", items=6, done=6, outcome=outcome))
+        assert view.sentences == (sentence,)
 
 
 def test_repeat_consistency_is_shown() -> None:

@@ -17,7 +17,7 @@ from tipbench.compare.matrix import Pair
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.run import NewRun, RunKind
 from tipbench.web.api.models import PairShape
-from tipbench.web.board_query import Outcome, ScenarioComparison, Side, pair_view
+from tipbench.web.board_query import Outcome, RowResult, ScenarioComparison, pair_view
 from tipbench.web.panel.pair import outcome_text
 from tipbench.workflows.board import BoardQuery
 from web.board_pages import HTML, Page, board_path, driver_of, judged_panel, look, query_of
@@ -162,7 +162,7 @@ def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: Served) -> No
 def test_a_difference_shown_as_zero_is_a_tie_in_label_and_counts(
     difference: float | None, outcome: Outcome | None, label: str, judged: Served
 ) -> None:
-    side = Side(12.0, ())
+    side = RowResult(12.0, ())
     comparison = ScenarioComparison("nurse@evening", None, side, side, difference)
     assert outcome_text(comparison)["outcome"] == label
     experiment = driver_of(judged).experiment

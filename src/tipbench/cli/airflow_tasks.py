@@ -52,11 +52,11 @@ _MAX_JSON_BYTES = 16_000_000
 _SUMMARY_KEYS = ("experiment", "cells", "generated", "recorded_before", "failed", "seconds")
 
 
-def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> CollectConfig:
+def read_conf(conf: Conf, settings: Settings, *, uses_conf_ollama: bool = False) -> CollectConfig:
     """Validate a conf and return the configuration.
 
     Raises UsageError for unknown keys and for servers that the worker does not allow. The conf's Ollama server is
-    checked only if `uses_ollama` is set: a task on a listed host does not use it.
+    checked only if `uses_conf_ollama` is set: a task on a listed host does not use it.
     """
     if unknown := sorted(set(conf) - set(CollectConfig.model_fields) - {WAIT_FOR_JUDGE}):
         raise UsageError(
@@ -79,7 +79,7 @@ def read_conf(conf: Conf, settings: Settings, *, uses_ollama: bool = False) -> C
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)
     for key in URL_KEYS:
-        if key in given and (uses_ollama or key != "ollama_url"):
+        if key in given and (uses_conf_ollama or key != "ollama_url"):
             _check_server(getattr(config, key) or "", key, settings)
     return config
 
@@ -103,7 +103,7 @@ def _check_server(url: str, key: str, settings: Settings) -> None:
 def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
     """Unload the model that a crashed collect on this machine left in memory. Skips a server that is in use."""
     settings = load_settings()
-    config = read_conf(conf, settings, uses_ollama=ollama_url is None)
+    config = read_conf(conf, settings, uses_conf_ollama=ollama_url is None)
     config = config.model_copy(update={"ollama_url": ollama_url or config.ollama_url})
     unloaded = None
     for name, lock in engine_locks(config, writable_home(settings.home), "an unload after a collect").items():
@@ -118,7 +118,7 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
             if leftover is not None and engine.unload and engine.server:
                 server_url = getattr(config, engine.server)  # `server` is a key of the configuration
                 engine.unload(server_url, leftover.model, leftover.digest)
-                lock.note_empty()
+                lock.note_unloaded()
                 unloaded = leftover.model
                 print_message(f"{unloaded} unloaded")
         finally:
@@ -214,7 +214,7 @@ def _find_or_export_sheet(
 
 
 def compare(conf: Conf) -> dict[str, Any]:
-    """Rank the cells judged under this run's conditions. Saves the board in MLflow; returns verdict and counts."""
+    """Rank the judged cells with the DAG run's conditions. Saves the board in MLflow; returns verdict and counts."""
     from tipbench.cli.compare import show_board
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
@@ -245,13 +245,13 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-# URL of the Ollama server by collect task. Without listed hosts there is one task; None means the configured URL.
+# URL of the Ollama server by collect task. Without listed hosts there is one task, with None: the configured URL.
 TaskUrls = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class ModelSurvey:
-    """The accepted and the refused models of a run. All keys are model names."""
+    """The accepted and the refused models of a DAG run. All keys are model names."""
 
     facts: Mapping[str, ModelFacts]  # of accepted models
     tasks: Mapping[str, tuple[str, ...]]  # the collect tasks that can run an accepted model
@@ -263,15 +263,17 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     from tipbench.plan.grid import suite_for
 
     settings = load_settings()
-    config = read_conf(conf, settings, uses_ollama=None in task_urls.values())
+    without_hosts = None in task_urls.values()
+    config = read_conf(conf, settings, uses_conf_ollama=without_hosts)
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
+    # None with skip_refused, unless all models are refused.
     refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
-    plan = _record_refusals_and_plan(config, suite, survey, settings)
-    if refusal is not None:  # skip_refused is set, but no model is left
+    plan = _record_refusals_and_plan(config, suite, survey, settings)  # refusals are recorded even if no model is left
+    if refusal is not None:  # skip_refused is set, but all models are refused
         raise refusal
     reasons = tuple(survey.refused.values())
     for reason in reasons:
@@ -294,12 +296,12 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
 
 
 def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: bool) -> dict[str, str]:
-    """Return the URLs of the servers that a run can use, by collect task.
+    """Return the URLs of the servers that a DAG run can use, by collect task.
 
     If hosts are listed, the conf's Ollama URL must be one of them. An unlisted loopback URL is ignored: it refers to
     the client that triggered the run, not to a worker.
     """
-    if None in task_urls.values():
+    if None in task_urls.values():  # no hosts are listed
         return dict.fromkeys(task_urls, config.ollama_url)
     listed = {task: str(url) for task, url in task_urls.items()}
     if not url_in_conf:
@@ -316,12 +318,12 @@ def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: b
 def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the task of each model, chosen from `tasks[model]` so that the tasks have similar total sizes.
 
-    Recorded cells are ignored, so that a continued run keeps each model on its host.
+    Cells that are already recorded count too, so that a continued run keeps each model on its host.
     """
     totals: dict[str, float] = {}
     assigned: dict[str, str] = {}
     for model in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        task = min(tasks[model], key=lambda candidate: totals.get(candidate, 0.0))
+        task = min(tasks[model], key=lambda possible_task: totals.get(possible_task, 0.0))
         totals[task] = totals.get(task, 0.0) + sizes[model]
         assigned[model] = task
     return assigned
@@ -330,8 +332,8 @@ def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]
 def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
     """Query each server for its models. Models that need no server are assigned to the first task.
 
-    A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow retries, if all
-    servers are unavailable, or if an unavailable one might have a refused model and `skip_refused` is not set.
+    A model that no available server accepts is refused. Raises ServerUnavailable if no server is available. Without
+    `skip_refused`, also if a model is refused that an unavailable server might have. Airflow then retries.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
@@ -400,12 +402,13 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
 
 
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Collect missing cells of one model. Raises UsageError if a retry cannot help, else another TipbenchError."""
-    config = read_conf(conf, load_settings(), uses_ollama=ollama_url is None)
+    """Collect a model's missing cells. Errors are UsageError if a retry cannot help, else another TipbenchError."""
+    config = read_conf(conf, load_settings(), uses_conf_ollama=ollama_url is None)
     # A refused model fails the task, and so does a server in use: Airflow then retries instead of occupying a worker.
     overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
     request = collect_request(config.model_copy(update=overrides))
-    child = ChildProcess([*command_arguments(request), "--json"], request.private)
+    # `private` are the environment variables with secrets.
+    child = ChildProcess([*command_arguments(request), "--json"], environment=request.private)
     code = child.run()
     summary: dict[str, Any] = {}
     with suppress(ValueError, TypeError):  # a failed command may print no summary
@@ -512,13 +515,13 @@ def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
 def main() -> None:
     """Run the command line, and exit as on SIGTERM when stdin closes.
 
-    Stdin is a pipe that the task closes when it is terminated, and the kernel if the task dies. It has no content.
+    Stdin is a pipe without content. The task closes it when it is terminated; the kernel closes it if the task dies.
     """
 
     def watch_stdin() -> None:
         while os.read(0, 1):
             pass
-        # Sent to the main thread, because only there a signal interrupts a blocking call.
+        # To the main thread: a signal to another thread would not interrupt its blocking call.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     threading.Thread(target=watch_stdin, daemon=True).start()

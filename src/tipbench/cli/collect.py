@@ -74,7 +74,7 @@ def collect_with_progress(config: CollectConfig, settings: Settings) -> Summary:
 
 
 def show_summary(summary: Summary) -> None:
-    """Print the metrics of each pair, and messages on memory, refused models and failures."""
+    """Print the metrics of each pair, and messages on memory, refused models, failures and the MLflow URL."""
     print(
         f"{summary.experiment}: {summary.cells} cells, {summary.generated} generated now, "
         f"{summary.recorded_before} recorded before, {summary.failed} failed; {duration(summary.seconds)}\n"

@@ -139,7 +139,7 @@ def compare(
             raise UsageError("--map needs two experiments.")
         board, cells = query.read(store, stored)
         for name in query.exclude:
-            if not any(is_excluded(row, (name,)) for row in cells.excluded):
+            if not any(is_excluded(pair, (name,)) for pair in cells.excluded):  # no pair was excluded by this name
                 print_message(f"warning: --exclude {name} matches no row of {names[0]}")
         if html is not None:
             answers = read_answers(store, stored, board, cells)
@@ -192,7 +192,7 @@ def _compare_two(
     else:
         columns, rows = result.table()
         print(printable_lines(f"{result.verdict}\n"))
-        print_table(columns, rows, text_columns=("model", "prompt", "standing", "flags"))
+        print_table(columns, rows, text_columns=("model", "prompt"))
     if output_format in ("csv", "table"):  # the other formats contain the notes
         for note in result.notes:
             print_message(f"note: {note}")

@@ -20,7 +20,7 @@ _PIPE_WIDTH = 10_000  # characters; tables are not wrapped when stdout is a pipe
 
 
 class _TolerantFile(io.FileIO):
-    """A standard stream that ignores write errors: `tipbench collect | head` continues after `head` has ended."""
+    """A standard stream that ignores write errors: `tipbench collect 2>&1 | head` continues after `head` has ended."""
 
     def __init__(self, descriptor: int, ignored: type[OSError]) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -34,8 +34,8 @@ class _TolerantFile(io.FileIO):
 
 
 def wrap_streams() -> None:
-    """Replace stdout and stderr at startup, so that write errors do not end a command or change its exit code."""
-    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)  # other errors would lose results
+    """Replace stdout and stderr at startup, so that a closed pipe does not end a command or change its exit code."""
+    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)  # other errors are raised: results would be lost
     sys.stderr = _tolerant_stream(sys.stderr, 2, OSError)
 
 
@@ -95,7 +95,7 @@ def print_table(
 
     rows = list(rows)
     console = make_console()
-    # rich cuts a measurement at the width in its options: at the terminal's width, no table would be too wide.
+    # rich measures no more than the width in its options. With the terminal's width, no table would seem too wide.
     wide_options = console.options.update(max_width=_PIPE_WIDTH)
     n_shown = len(columns)
     min_shown = n_shown if n_always_shown is None else n_always_shown

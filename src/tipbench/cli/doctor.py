@@ -137,7 +137,7 @@ def _check_disk(home: Path) -> Iterator[Finding]:
 def _check_memory(config: CollectConfig) -> Finding:
     from tipbench.generate.engine import free_memory
 
-    free = free_memory(config.model_names[0], config)
+    free = free_memory(config.model_names[0], config)  # unknown if this model runs on another machine
     sizes = [(size, kind) for size, kind in ((free.ram, "RAM"), (free.vram, "VRAM")) if size is not None]
     if not sizes:
         found = "unknown: the models run on another machine, or this system does not report it"
@@ -196,14 +196,14 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
         with open_store(settings, tracking.url) as store:
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
         yield Finding("mlflow", "ok", f"{tracking.description}; {plural(len(experiments), 'experiment')} of tipbench")
-    except (LocalMlflowError, NotEnoughData):
+    except (LocalMlflowError, NotEnoughData):  # no server was found
         data_text = "has data and " if LocalMlflow(settings.home).has_data() else ""
         if _installed_version("mlflow"):
             yield Finding("mlflow", "ok", f"none on localhost:5000; the local one {data_text}starts when needed")
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    all_journals = journal_folder(settings.home, "", "").parent  # the same for every server and experiment
-    if n_unstored := count_unstored(all_journals.glob("*")):
+    any_folder = journal_folder(settings.home, tracking="", experiment="")
+    if n_unstored := count_unstored(any_folder.parent.glob("*")):  # the folders of all servers and experiments
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(n_unstored, 'finished result')} not yet in MLflow", advice)

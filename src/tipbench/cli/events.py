@@ -98,7 +98,7 @@ def evaluate(
         print(f"{name:14} {estimate_text(estimate)}")
     print(f"gain (DR)      {estimate_text(evaluation['gain'])}")
     weights = evaluation["weights"]
-    mean_weight = weights["mean"]["mean"]  # without its interval
+    mean_weight = weights["mean"]["mean"]  # the estimate also has an interval
     warning = "" if weights["plausible"] else " (implausible: not near 1)"
     print(
         f"weights: mean {mean_weight:.3f}{warning}, "

@@ -23,16 +23,16 @@ def experiments(
 
       tipbench experiments --format csv --mlflow-url http://mlflow.example:5000
     """
-    from tipbench.record.reader import cells, count_states
+    from tipbench.record.reader import count_states, current_runs
     from tipbench.record.reader import experiments as recorded_experiments
 
     with open_store(load_settings(), mlflow_url) as store:
         rows: list[dict[str, object]] = []
         for experiment in recorded_experiments(store):
-            counts = count_states(cells(store, experiment.experiment_id, {}))
+            counts = count_states(current_runs(store, experiment.experiment_id, where={}))
             rows.append({"experiment": experiment.name, **vars(counts), "url": experiment.url})
     output_format = "json" if json_ else format_
-    print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), n_always_shown=5)
+    print_rows(COLUMNS, rows, output_format, text_columns=("experiment", "url"), n_always_shown=COLUMNS.index("url"))
     if not rows and output_format == "table":
         print_message("no experiments yet; create one with `tipbench demo` or `tipbench collect`")
 

@@ -93,11 +93,11 @@ def export(
     from tipbench.workflows.board import judge_name
     from tipbench.workflows.judging import SheetRequest, requested_sheet, sheet_file
 
-    request = ExportRequest(
+    export_request = ExportRequest(
         judge=judge_name(judge), limit=limit, overlap=overlap, everything=all_, rejudge=rejudge, seed=seed, suite=suite
     )
     file_format = format_ or ("csv" if out.suffix.lower() == ".csv" else "json")
-    sheet_request = SheetRequest(request, sheet, filled=filled, focus=focus, format=file_format)
+    sheet_request = SheetRequest(export_request, sheet, filled=filled, focus=focus, format=file_format)
     _check_target(out)
 
     def report_focus(found: Focus) -> None:  # prints no names, because judging is blind
@@ -111,7 +111,7 @@ def export(
     hint = f"The sheet is stored in MLflow: {command} writes it again."
     _write_text(out, sheet_file(result.stored, sheet_request), hint)
     if sheet is None:
-        _print_exported(result, request.judge, out)
+        _print_exported(result, export_request.judge, out)
     else:
         with_scores = f", {len(result.stored.scores)} with the scores applied so far" if filled else ""
         print_message(f"sheet {sheet} again: {len(result.stored.entries)} items {_location(out)}{with_scores}")
@@ -132,7 +132,8 @@ def _print_exported(result: ExportResult, judge: str | None, out: Path) -> None:
         )
     if result.added:
         print_message(
-            f"{result.added} answers more than --limit: whole scenarios were added, so that the judge can be checked"
+            f"{result.added} answers more than --limit: whole scenarios were added, "
+            "so that the sheet has enough check items"
         )
     if not result.enough_controls:
         print_message("the drift verdict of this sheet will be unknown: it has too few check items")
@@ -146,7 +147,7 @@ def duel(
     judge: JudgeOption = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons; fills whole scenarios first."),
+        typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons, taken scenario by scenario."),
     ] = None,
     seed: SeedOption = None,
     sheet: SheetOption = None,
@@ -190,7 +191,7 @@ def duel(
         f"over {result.scenarios} scenarios {_location(out)}"
     )
     if n_items > _MANY_DUELS:
-        print_message("use --limit for fewer comparisons; it fills whole scenarios first")
+        print_message("use --limit for fewer comparisons; they are taken scenario by scenario")
     if result.without_tips:
         print_message(f"left out: {result.without_tips} answers without a tip")
     if result.unknown_scenarios:
@@ -231,9 +232,9 @@ def apply(
 
     The sheet is validated, and the judge's drift is measured. Any error rejects the whole sheet; the message names
     item, tip and field. Unfinished items stay pending; the sheet can be completed or revised and applied again. The
-    drift is checked once, with the last item or with --final; a later revision returns only whether the scores count.
-    If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised or the drift
-    is accepted with a reason.
+    drift is checked once, with the last item or with --final; after a later revision, only whether the scores count is
+    shown, not the drift. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet
+    is revised or the drift is accepted with a reason.
 
     Examples:
 
@@ -309,6 +310,7 @@ def _scores_text(scores: Mapping[str, float] | None) -> str:
 
 def _show_held(applied: ApplyResult) -> None:
     """Print the anchors of the drifted scales and what to do next. Never reveals which items were controls."""
+    # With `verdict_only`, no scale is named either: a change of the scales could reveal a control.
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = [scale.scale for scale in scales if scale.beyond]
     # If no single scale has drifted, a measure over all scales has.

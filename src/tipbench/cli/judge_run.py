@@ -125,7 +125,7 @@ def run(
     choice = choice.with_program(settings.get("judge_command"))
     name = judge_name(judge)
     accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
-    # A model judge has the same options as a collect.
+    # The options of a model judge, and --wait, are also options of a collect.
     config = settings.collect_config({**model_options, "wait": wait or None})
 
     def save_unsent_sheet(sheet_id: str, text: str) -> Path:
@@ -159,7 +159,7 @@ def run(
         one_run_per_judge = ResourceLock(
             home,
             f"judge {automatic_judge.name} in {stored_experiment.name} at {canonical_url(store.url)}",
-            f"a judge run for {automatic_judge.name} in {stored_experiment.name}",
+            purpose=f"a judge run for {automatic_judge.name} in {stored_experiment.name}",
         )
         with one_run_per_judge.held(wait=config.wait, report=print_message):
             result = run_judge(

@@ -103,9 +103,9 @@ def list_models(
 
 
 def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return `command` with models that the server accepts, or how to get one.
+    """Return a hint for the user: `command` with the server's models that may run, or how to get a model.
 
-    None if the server accepts one of the requested models, is not needed or does not respond.
+    None if one of the requested models on the server may run, or if the server is not needed or does not respond.
     """
     from tipbench.generate.engine import available_models, engine_types
 

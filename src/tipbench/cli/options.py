@@ -59,7 +59,7 @@ OnlyJudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", 
 JudgeOption = Annotated[str | None, typer.Option("--judge", metavar="NAME", help="Name of the judge.")]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers; fills whole scenarios first."),
+    typer.Option("--limit", min=1, metavar="NUMBER", help="Maximum number of answers, taken scenario by scenario."),
 ]
 OverlapOption = Annotated[
     float,
@@ -142,9 +142,9 @@ def _collect_option(key: str) -> inspect.Parameter:
 
 
 def default_text(key: str) -> str:
-    """Return a collect option's default for its help: other programs' environment variables, then the value."""
+    """Return the '[default: …]' of an option's help, such as ' [default: OLLAMA_HOST, else http://…]'; may be empty."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
-    _own_variable, *sources = setting.variables  # left out: every option has one, such as TIPBENCH_MODELS
+    _tipbench_variable, *sources = setting.variables  # left out, because every option has one
     if setting.default:
         sources.append(setting.default)
     return f" [default: {', else '.join(sources)}]" if sources else ""

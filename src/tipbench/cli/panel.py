@@ -43,7 +43,7 @@ def panel(
 
       tipbench panel --port 8080 --mlflow-url http://mlflow.example:5000
     """
-    check_installed("The panel", ("fastapi", "uvicorn", "jinja2"), "panel")
+    check_installed("The panel", ("fastapi", "uvicorn", "jinja2"), extra="panel")
     from tipbench.web.app import create_app
     from tipbench.web.options import panel_options
     from tipbench.web.panel.pages import prepare_board_page

@@ -75,4 +75,4 @@ def fit(
         print_table(
             ("world", "gain over no prior", "price: against that world's own prior"), rows, text_columns=("world",)
         )
-    print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.users, 'user')} written to {out}")
+    print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.n_users, 'user')} written to {out}")

@@ -87,7 +87,7 @@ class LineProgress:
     """Shows events as plain lines: models, failures, messages, and the count every few seconds."""
 
     def __init__(self) -> None:
-        self._block = BlockStarted(model="", total=0)  # the cells of the current model
+        self._block = BlockStarted(model="", total=0)  # of the current model, with `done` updated
         self._next_line_at = 0.0
         self._lock = threading.Lock()
 
@@ -173,7 +173,7 @@ class BarProgress:
     def _show_recording(self, left: int) -> None:
         if self._recording_bar is None:
             self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._recording_total = max(self._recording_total, left)  # grows while the model answers
+        self._recording_total = max(self._recording_total, left)  # a later journal may have more left
         n_recorded = self._recording_total - left
         self._progress.update(self._recording_bar, total=self._recording_total, completed=n_recorded)
 

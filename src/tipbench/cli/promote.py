@@ -92,7 +92,7 @@ def check(
         outcomes = {True: "passed", False: "FAILED", None: "no data"}
         for clause in verdict.clauses:
             print(f"{outcomes[clause.passed]:8} {clause.name}: {clause.why}")
-        for scale_validity in verdict.validity:
+        for scale_validity in verdict.validity:  # how well judged scores predict completion
             print(validity_text(scale_validity))
         print(verdict.text)
     raise typer.Exit(verdict.exit_code)

@@ -38,7 +38,7 @@ _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
 _NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
 _TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
 _ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
-_INTEGER_COLUMNS = ("tips", "format_ok")  # stored as floats in MLflow
+_INTEGER_COLUMNS = ("tips", "format_ok")  # stored as floats in MLflow; `overlong` is a share of the tips
 
 
 @app.command("list")

@@ -77,7 +77,7 @@ def serve(
         )
     settings = load_settings()
     home = writable_home(settings.home)
-    admin_token = panel_options(settings).admin_token  # the panel's is valid here too
+    admin_token = panel_options(settings).admin_token  # the panel's admin token is valid here too
     tip_catalogue = load_catalogue(catalogue) if catalogue is not None else None
     priors = [load_prior(path) for path in prior or []]
     logging.basicConfig(
@@ -89,7 +89,7 @@ def serve(
         service = stack.enter_context(contextlib.closing(PolicyService(home, state=state, priors=priors)))
         recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tip_catalogue)))
         for name in shadow or ():
-            recommender.switches.set_shadow(name, True)
+            recommender.switches.set_shadow(name, enabled=True)
         current = recommender.switches.active()
         if active is not None and active != current:
             if unchecked is None:

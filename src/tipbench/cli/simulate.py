@@ -136,7 +136,7 @@ def _print_simulation(result: dict[str, Any]) -> None:
         (row["persona"], policy["name"], estimate_text(row["gain"]))
         for policy in policies
         for row in policy["personas"]
-        if row["gain"] is not None
+        if row["gain"] is not None  # None for the baseline, or without users of this persona
     ]
     print_table(("persona", "policy", gain_title), sorted(rows), text_columns=("persona", "policy"))
     if result["ablation"]:

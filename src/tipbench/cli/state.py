@@ -31,7 +31,7 @@ def export(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOptio
     """
     from tipbench.serve.state_store import export_state
 
-    n_files = export_state(writable_home(load_settings().home), folder, state=state)
+    n_files = export_state(writable_home(load_settings().home), folder, store_kind=state)
     if json_:
         print_json({"files": n_files})
     else:
@@ -51,7 +51,7 @@ def import_(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOpti
     """
     from tipbench.serve.state_store import import_state
 
-    n_files = import_state(writable_home(load_settings().home), folder, state=state)
+    n_files = import_state(writable_home(load_settings().home), folder, store_kind=state)
     if json_:
         print_json({"files": n_files})
     else:
@@ -70,7 +70,7 @@ def rebuild(state: StateOption = "sqlite", json_: JsonOption = False) -> None:
     """
     from tipbench.serve.state_store import rebuild_state
 
-    n_users = rebuild_state(writable_home(load_settings().home), state=state)
+    n_users = rebuild_state(writable_home(load_settings().home), store_kind=state)
     if json_:
         print_json({"users": n_users})
     else:

@@ -100,7 +100,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
         pair=cell.pair,
         state=state,
         composite=cell.values.get(COMPOSITE),
-        format_ok=None if format_ok is None else format_ok >= 0.5,  # several judges may differ
+        format_ok=None if format_ok is None else format_ok >= 0.5,  # a mean over judges, who may differ
         tips=tuple(answer_tips),
         repeat=cell.run.params.get("repeat", ""),
         run_id=cell.run.run_id,
@@ -109,7 +109,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
 
 def _parse_tips(run: StoredRun, text: str) -> list[tuple[str, str]]:
     try:
-        requested_tips = json.loads(text)[: int(run.params["n_tips"])]
+        requested_tips = json.loads(text)[: int(run.params["n_tips"])]  # others are never judged
         return [(str(tip["tip"]), str(tip["rationale"])) for tip in requested_tips]
     except (ValueError, KeyError, TypeError) as exc:
         raise CorruptText(f"The text {CANDIDATES} of run {run.run_id} is not a valid list of tips ({exc}).") from exc

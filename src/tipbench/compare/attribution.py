@@ -186,7 +186,7 @@ def _factor(effect: SumOfSquares, error: SumOfSquares, total: float) -> Factor:
 
     expected_by_chance = effect.df * error.squares / error.df
     p = None
-    if error.squares > 1e-12 * total:  # else it is only rounding errors
+    if error.squares > 1e-12 * total:  # otherwise the error term has only rounding errors
         p = float(fdtrc(effect.df, error.df, effect.mean_square / error.mean_square))
     omega_squared = max(effect.squares - expected_by_chance, 0.0) / (total + error.mean_square)
     return Factor(omega_squared, effect.squares, effect.df, p)
@@ -227,7 +227,7 @@ def _interaction_flags(
     prompt_effects = _minus_mean_of_others(scores, axis=2)  # in each scenario, on each model
 
     def significant(differences: Floats) -> Mask:
-        """Return which means over scenarios differ from 0 (models × prompts); p is adjusted for all of them."""
+        """Return a mask, models × prompts: whether the mean over scenarios differs from 0, with p adjusted for all."""
         adjusted_p = step_down(differences.reshape(n, -1), n_flips=n_flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted_p]).reshape(n_models, n_prompts)
 

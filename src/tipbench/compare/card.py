@@ -62,7 +62,7 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    if not board.standings:  # only a reference, or nothing
+    if not any(standing.n_cells for standing in board.standings):  # only references or stale runs, or nothing
         return CardState.UNRANKED
     if not board.judges:
         is_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
@@ -179,7 +179,7 @@ def _alternatives(board: Leaderboard) -> Iterator[str]:
             parts.append(smallest_text)  # "it is the fastest and the smallest"
         elif smallest == leader.pair.model and fastest is None:
             parts.append(f"it is {smallest_text}")
-        else:
+        else:  # by name also if it is the leader: after another model's name, "it" would be ambiguous
             parts.append(f"{short_name(smallest, _MAX_NAME_CHARS)} is {smallest_text}")
     if parts:
         yield f"Among the {TIED}, {' and '.join(parts)}."
@@ -273,10 +273,10 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
     if ranking.scenarios_needed is not None:
         n_more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
         if board.by or board.cluster:  # each mean is of several answers, so their number is unknown
-            return f"Next: collect and {judging_task(0, n_more, power=POWER, unit=board.unit)}."
+            return f"Next: collect and {judging_task(n_answers=0, n_scenarios=n_more, power=POWER, unit=board.unit)}."
         n_answers = n_more * len(ranking.ranked)
         minutes = _judging_minutes(board, n_answers)
-        return f"Next: collect and {judging_task(n_answers, n_more, minutes=minutes, power=POWER)}."
+        return f"Next: collect and {judging_task(n_answers, n_scenarios=n_more, minutes=minutes, power=POWER)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
     if ranking.too_few:

@@ -18,7 +18,7 @@ from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
-from tipbench.record.reader import newest_run, stale_runs, twin_runs
+from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.text import plural
@@ -88,8 +88,8 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
-    # Used instead of the run's flags if a judge whose scores do not count may have changed those; else None.
-    # Empty if they could not be recomputed.
+    # None: the run's flags are used. Otherwise a judge whose scores do not count may have changed the run's flags, so
+    # these are used instead; empty if they could not be recomputed.
     recomputed_flags: Mapping[str, float] | None = None
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
@@ -140,7 +140,10 @@ class BoardCell:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of scenarios. A scenario is covered if at least half of the candidate rows are scored in it."""
+    """Numbers of scenarios. One is covered if at least half of the candidates are scored or floored, and one is scored.
+
+    If there are no candidates, references count.
+    """
 
     n_by_people: int  # covered by people
     n_automatic: int  # covered by automatic judges
@@ -211,7 +214,7 @@ def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> 
     # If only some scores count, flags may have to be recomputed from the raw answers.
     text_names = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
     stored = list(store.read(experiment_id, where=where, texts=text_names))
-    duplicates = twin_runs(run for run, _ in stored)
+    duplicates = duplicate_runs(run for run, _ in stored)
     current = [
         (run, texts) for run, texts in stored if run.tags.get("superseded") != "true" and run.run_id not in duplicates
     ]
@@ -349,7 +352,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
         if not judged:
-            return BoardCell(run, {})
+            return BoardCell(run, values={})
         return BoardCell(run, run.metrics, rubric=rubric, judges=tuple(each.judge for each in scores.counted))
     judgement = None
     if provisional and run.state != RunState.FAILED:
@@ -357,7 +360,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, {}, recomputed_flags={} if scores.applied else None)
+        return BoardCell(run, values={}, recomputed_flags={} if scores.applied else None)
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 

@@ -142,8 +142,8 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
     step = max(64, min(110, 620 // n_columns))  # width of a column in pixels; the rest is for the model names
     if narrow:
         step = max(46, (NARROW - 130) // n_columns)
-    longest_label = max(len(label) for label in column_labels.values()) * 7  # a letter is about 7 pixels wide
-    angle = -40 if longest_label > step else 0
+    label_width_px = max(len(label) for label in column_labels.values()) * 7  # a letter is about 7 pixels wide
+    angle = -40 if label_width_px > step else 0
     top = alt.Axis(orient="top", title=None, domain=False, ticks=False, labelAngle=angle, labelLimit=140)
     side = alt.Axis(title=None, domain=False, ticks=False, labelLimit=250, labelPadding=6)
     x = alt.X("column:N", sort=list(column_labels.values()), axis=top, scale=alt.Scale(paddingInner=0.06))
@@ -188,7 +188,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 
 
 PARETO_WIDTH, PARETO_HEIGHT = 600, 340  # of the chart of quality against latency
-LETTER_WIDTH = 6.3  # about, in pixels
+LETTER_WIDTH = 6.3  # approximate, in pixels
 LABEL_HEIGHT = 15  # pixels
 _MAX_UNCONNECTED = 20  # pixels; a label at a larger distance is connected to its point by a line
 _MAX_LATENCY_RATIO = 40  # a point with less than 1/40 of the longest latency is drawn at 1/40
@@ -202,7 +202,7 @@ class Point:
     latency: float
     composite: float
     ranked: bool
-    drawn_latency: float = 0.0  # position on the axis, see _MAX_LATENCY_RATIO
+    drawn_latency: float = 0.0  # the latency at which it is drawn, see _MAX_LATENCY_RATIO
 
 
 def points_of(board: Leaderboard) -> list[Point]:
@@ -267,7 +267,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
         x=x, y=y, description="text:N", **state_marks(alt, board, theme, narrow=narrow)
     )  # fmt: skip
-    pixels = {"scale": None, "axis": None}
+    pixels = {"scale": None, "axis": None}  # without a scale, positions are in pixels
     texts = [
         alt.Chart(alt.Data(values=[label for label in placed if label["align"] == align]))
         .mark_text(align=align, baseline="middle", color=theme.ink, fontSize=12)
@@ -293,7 +293,7 @@ class PlotArea:
 
     @classmethod
     def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
-        """Return an area with all points and some padding."""
+        """Return an area with all points and some padding. The latency axis is logarithmic above a ratio of 30."""
         fast, slow = min(p.drawn_latency for p in points), max(p.drawn_latency for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
         y_padding = max((high - low) * 0.1, 0.25)
@@ -389,7 +389,7 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
                 "rank": f"rank {rank}" if rank else NOTHING,
                 "state": str(state),
                 "status": STATE_TEXTS[state],
-                "top": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),
+                "top": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),  # shaded
                 "text": "; ".join(part for part in parts if part),
             }
         )
@@ -411,7 +411,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     title = _composite_title(board) + ("" if narrow else ": mean and 95 % interval")  # no room on a phone
     x = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
-    offset = {"yOffset": 8} if narrow else {}
+    offset = {"yOffset": 8} if narrow else {}  # below the label
     shading = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(
         y=y, x=alt.value(0), x2=alt.value("width")
     )  # fmt: skip

@@ -27,7 +27,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import interval, number
 
-MARKDOWN = "artifact:decision.md"
+MARKDOWN = "artifact:decision.md"  # the text of the run that has the report
 MAX_REASON_LENGTH = 2000
 
 
@@ -38,7 +38,7 @@ class Evidence:
     model_digest: str | None  # of the chosen model
     prompt_hash: str | None  # of the chosen prompt's text
     rubric: str  # id@sha256
-    conditions: str
+    conditions: str  # id of the board's conditions
     scenarios: Mapping[str, str]  # id → content hash
     models: Mapping[str, str | None]  # model → digest, for all models of the board
     prompts: Mapping[str, str | None]  # version → hash of the text, for all prompts of the board
@@ -122,7 +122,7 @@ def make_decision(
     reason = validate_reason(reason)
     board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # Sorted, so that equal data have equal evidence. Failed cells come first: a later hash replaces an earlier one.
+    # Sorted, so that equal data have equal evidence. Failed cells are first: the hashes of other cells replace theirs.
     ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),

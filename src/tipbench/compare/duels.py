@@ -11,7 +11,8 @@ Intervals are profile likelihood intervals, because Wald intervals fail for a pa
 by the overdispersion: how much more the results vary between scenarios than the model expects.
 
 The winner's lead over every other pair has an interval above 0. With fewer than six scenarios there is no winner: if
-both orders are always decided alike, one of two equal pairs wins all of five scenarios in more than 5 % of the cases.
+both orders are always decided alike, one of two equal pairs wins all of five scenarios in 2 / 2⁵ = 6 % of the cases,
+more than 5 %.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ class _BradleyTerryModel:
         np.add.at(wins, (self.left, self.right), self.left_share)
         np.add.at(wins, (self.right, self.left), 1 - self.left_share)
         have_met = wins + wins.T > 0
+        # `have_met.sum()` counts every two pairs twice, at [i, j] and [j, i].
         extra_wins = (n_pairs - 1) / have_met.sum()
         return np.asarray(wins + have_met * extra_wins)
 

@@ -148,7 +148,7 @@ def compare_experiments(
     return ExperimentComparison(
         experiments=names,
         pairs=tuple(pairs),
-        provisional=first.provisional,  # if only one board is provisional, the other has no scores
+        provisional=first.provisional,  # if only one board is provisional, the other has no scores to compare
         notes=tuple(_notes(names, first, second, matched)),
     )
 

@@ -118,7 +118,7 @@ def _conditions(board: Leaderboard) -> list[tuple[str, str]]:
 
 
 def _heat_grid(board: Leaderboard) -> Grid:
-    """Return the numbers of the heat map. MEAN in place of a model or prompt is the mean over all of them."""
+    """Return the numbers of the heat map, with the means over all prompts (last column) and all models (last row)."""
     models, prompts, means = heat_map_means(board)
     heads = ("model", *(_short(prompt) for prompt in prompts), "mean")
     columns = (*prompts, MEAN)

@@ -43,7 +43,7 @@ from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
 from tipbench.judge.duels import Winner, read_duels
 from tipbench.judge.scores import RUBRIC
-from tipbench.judge.sheet_store import SHEET_KIND, SheetStatus
+from tipbench.judge.sheet_store import SHEET_KIND, TIPS, SheetStatus
 from tipbench.plan.design import Design, read_design
 from tipbench.record.mlflow_wire import RECORD_TAG
 from tipbench.record.reader import newest_run
@@ -54,6 +54,7 @@ from tipbench.text import fingerprint
 BOARD = "artifact:leaderboard.json"
 COMPOSITE = "composite"
 METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged per row, like the scales
+# Params of a run; `diversity` is the option here, not the metric.
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
 # The answer shown first is called A.
 _WINNERS: dict[Winner, Literal["first", "second", "tie"]] = {Winner.A: "first", Winner.B: "second", Winner.TIE: "tie"}
@@ -285,7 +286,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         silent=frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
-    # On a board by model or prompt without any mean, the missing scores are those that the pairs lack.
+    # If a board by model or prompt has no mean at all, the missing scores are those of its pairs.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
     stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
@@ -326,7 +327,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         scales=options.scales,
         matrix=matrix,
         references_matrix=reference_matrix,
-        notes=tuple(board_notes(cells, ranking, flags, hosts, by, options.cluster or "scenario")),
+        notes=tuple(board_notes(cells, ranking, flags, hosts, by=by, unit=options.cluster or "scenario")),
         hosts=hosts,
         where=dict(cells.cell_filter.where),
         judge=cells.cell_filter.judge,
@@ -346,7 +347,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
 def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Return the matrix of the candidates, and that of the references over the same scenarios.
 
-    Both have no scores until a judge has scored: the automatic ones of floored answers alone must not make a ranking.
+    Both are without scores until a judge has scored an answer: floor scores alone must not make a ranking.
     """
     scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
@@ -413,6 +414,7 @@ def _standings(
         n_averaged = row.estimate.n if row.estimate else 0  # scenarios, or personas
         n_scenarios = n_averaged
         if options.cluster:
+            # The core scenarios of the personas for which the row has a mean.
             column = matrix.column(row.pair)
             personas = () if column is None else np.array(matrix.personas)[matrix.judged[:, column]]
             n_scenarios = int((np.isin(scenario_matrix.personas, personas) & scenario_matrix.core).sum())
@@ -479,6 +481,7 @@ def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells:
     usable = next((standing.usable for standing in standings if standing.pair == ranking.leader), None)
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
+    # The lead over the closest row; `to_leader` is row − leader.
     lead = -max(row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
     return is_fragile(
         lead,
@@ -536,7 +539,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     minutes = n_answers = 0.0  # of all applied sheets
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
-        if tags.get(SHEET_KIND, "sheet") != "sheet" or "judge" not in tags:
+        if tags.get(SHEET_KIND, TIPS) != TIPS or "judge" not in tags:  # duels, or no judge is named
             continue
         if status == SheetStatus.HELD:
             held.add(tags["judge"])
@@ -574,7 +577,10 @@ def _concern(sheets: Iterable[StoredRun]) -> str | None:
 
 
 def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list[Duel]:
-    """Return the duels between answers of a board, judged under its rubric. A board of one judge has only theirs."""
+    """Return the duels between answers of a board, judged under its rubric.
+
+    A board filtered by judge has only that judge's duels.
+    """
     run_ids = {cell.run.run_id for cell in cells.cells}
     judge = cells.cell_filter.judge
     duels = []

@@ -1,6 +1,6 @@
 """The scenario × pair matrix of scores; NaN where a pair is not judged in a scenario.
 
-Tips, repeats and judges within a cell are not independent, so they are averaged before any test.
+Scores of a pair in one scenario (tips, repeats, judges) are not independent, so they are averaged before any test.
 Scenarios and pairs are sorted, so the matrix does not depend on the order in which scores are read.
 """
 
@@ -111,7 +111,8 @@ class ScoreMatrix:
     def averaged_by_persona(self, core: Mask | None = None) -> ScoreMatrix:
         """Return one row per persona: the means over its core scenarios, for statements about new personas.
 
-        `core` defaults to `self.core`. A mean with a missing score is NaN: a row has means of the same scenarios only.
+        `core` defaults to `self.core`. A mean with a missing score is NaN, so that all means of a row are over the same
+        scenarios.
         """
         core = self.core if core is None else core
         personas = tuple(sorted({persona for persona, is_core in zip(self.personas, core, strict=True) if is_core}))
@@ -128,7 +129,7 @@ class ScoreMatrix:
         """
         mean_pairs = tuple(sorted({averaged_pair(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        # The last digit of a column's sum depends on the order in memory; with this one, boards keep their numbers.
+        # The last digit of a column's sum depends on the memory order. "F" gives the same numbers as earlier versions.
         means = np.full((len(self.scenarios), len(mean_pairs)), np.nan, order="F")
         if shared:
             is_shared = [getattr(pair, OTHER_SIDE[side]) in shared for pair in self.pairs]

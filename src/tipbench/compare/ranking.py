@@ -1,7 +1,8 @@
 """Ranks pairs: paired differences, step-down tests at planned looks, rank ranges, probability of being best.
 
 Two pairs are compared over the scenarios in which both are judged. A pair is ranked if it shares enough scenarios with
-the leader. Means and P(best) use all scores. Tests use only the scenarios of the design's latest look.
+the leader. Means and P(best) use all scores. Tests use only the scenarios of the design's latest look, at the level of
+the design. On a board by model or by prompt, a pair stands for a model or a prompt (`averaged_pair`).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ MAX_GROWTH = 10  # a decision that needs more than this multiple of the present 
 class MissingScores:
     """The scores that are missing for a first ranking.
 
-    If there are core scenarios, `closest` is the pair that lacks the fewest of them. Otherwise it is the scenario that
-    lacks the fewest pairs.
+    If there are core scenarios, `closest` is the pair that lacks the fewest of them, and `lacks` are these scenarios.
+    Otherwise `closest` is the scenario that lacks the fewest pairs, and `lacks` are these pairs.
     """
 
     n_core: int  # core scenarios
-    n_needed: int  # core scenarios that a pair needs to be ranked
-    n_rows: int  # pairs
+    n_needed: int  # core scenarios that a pair needs to be ranked; 0 if there are no core scenarios
+    n_pairs: int
     closest: str
-    lacks: tuple[str, ...]  # scenarios that the closest pair lacks, or pairs that the closest scenario lacks
+    lacks: tuple[str, ...]
 
 
 def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> MissingScores | None:
@@ -63,10 +64,10 @@ def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> Miss
         closest = int(matrix.judged[core].sum(axis=0).argmax())
         lacks = [scenarios[scenario] for scenario in core if not matrix.judged[scenario, closest]]
         n_needed = n_core if needs_all_core else min(MIN_SCENARIOS, n_core)
-        return MissingScores(n_core, n_needed, len(pairs), pairs[closest], tuple(lacks))
+        return MissingScores(n_core, n_needed, n_pairs=len(pairs), closest=pairs[closest], lacks=tuple(lacks))
     closest = int(matrix.judged.sum(axis=1).argmax())
     lacks = [pair for column, pair in enumerate(pairs) if not matrix.judged[closest, column]]
-    return MissingScores(n_core, n_needed=0, n_rows=len(pairs), closest=scenarios[closest], lacks=tuple(lacks))
+    return MissingScores(n_core, n_needed=0, n_pairs=len(pairs), closest=scenarios[closest], lacks=tuple(lacks))
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class PairResult:
     p_best: float | None = None  # probability of being the best ranked pair
     to_leader: Difference | None = None  # pair − leader; None for the leader, or without shared scenarios
     to_baseline: Difference | None = None  # pair − baseline
-    stale: bool = False  # all its runs are of an older build or prompt
+    stale: bool = False  # all its runs are stale; `make_board` adds such pairs
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ class Ranking:
 
     rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
     leader: Pair | None
-    tied: tuple[Pair, ...]  # not significantly different from the leader; then pairs with too few scores to be ranked
-    decided: bool  # all pairs with answers, at least two, are ranked, and the leader is significantly better
+    tied: tuple[Pair, ...]  # ranked pairs not significantly different from the leader, then unranked pairs with scores
+    decided: bool  # all pairs with answers (two or more) are ranked; the leader is significantly better than all others
     scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_scenarios: int  # core scenarios
@@ -155,7 +156,7 @@ class Ranking:
 
     @cached_property
     def unranked(self) -> tuple[PairResult, ...]:
-        """The pairs that prevent a decision because they are not ranked; stale and silent pairs do not."""
+        """The unranked pairs that prevent a decision: neither silent nor stale (`make_board` adds stale ones)."""
         return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
 
     @cached_property
@@ -210,7 +211,8 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
         better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
-        # Tests against the leader reject more than tests of every two pairs. The rank ranges must agree with both.
+        # The tests against the leader are a smaller family, so they can find more differences. Copy these to `better`,
+        # because otherwise the rank ranges could contradict `decided`.
         leader_index = ranked_index[leader]
         for column, i in ranked_index.items():
             diff = to_leader.get(matrix.pairs[column])
@@ -220,7 +222,8 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         ranked_matrix = matrix.select(ranked)
         # With one scenario, the errors of several pairs cannot be estimated.
         if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
-            fit = additive_fit(ranked_matrix.values, np.ones(len(ranked_matrix.scenarios), dtype=bool))
+            # Scores can be missing, but resampling needs complete values: the pseudo-values.
+            fit = additive_fit(ranked_matrix.values, core=np.ones(len(ranked_matrix.scenarios), dtype=bool))
             posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
@@ -252,10 +255,10 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     rows.sort(key=_row_order)
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
     tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
-    unranked = {row.pair: row for row in rows if not row.ranked and row.pair not in options.silent}
+    unranked_rows = [row for row in rows if not row.ranked and row.pair not in options.silent]
     # A pair with too few scores to be ranked is not tested, so it may still be the best.
-    too_few_judged = [pair for pair, row in unranked.items() if row.estimate] if leader is not None else []
-    decided = bool(rivals) and not unranked and all(diff is not None and diff.worse for diff in rivals.values())
+    too_few_judged = [row.pair for row in unranked_rows if row.estimate] if leader is not None else []
+    decided = bool(rivals) and not unranked_rows and all(diff is not None and diff.worse for diff in rivals.values())
     shrinkage = posterior.shrinkage if posterior else 1.0
     n_tested = int((look_scenarios & core).sum())
     sds = [diff.sd for diff in rivals.values() if diff and diff.sd]
@@ -275,7 +278,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         level=options.level,
         planned=design is not None,
         look=look,
-        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked, leader, shrinkage),
+        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked_rows, leader, shrinkage),
         n_tested=n_tested,
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
@@ -309,7 +312,7 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     # If several pairs are equal but for rounding errors, the first leads.
     highest = np.max(adjusted_means[can_lead])
     leader = int(np.flatnonzero(can_lead & (adjusted_means >= highest - TOLERANCE))[0])
-    n_shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)  # scenarios of each pair
+    n_shared = (matrix.judged & matrix.judged[:, [leader]]).sum(axis=0)  # scenarios each pair shares with the leader
     n_needed = min(MIN_SCENARIOS, int(matrix.core.sum()))
     return adjusted_means, leader, np.asarray(can_lead & (n_shared >= n_needed))
 
@@ -326,7 +329,7 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
     """Return the latest look reached and a mask of its scenarios. Without a design, returns None and all scenarios.
 
     A look is reached when all its scenarios count as judged, and every ranked pair is judged in enough of them to be
-    tested at the design's level.
+    tested at the design's level. Scenarios that are judged later are not tested before the next look.
     """
     design = options.design
     if design is None:
@@ -346,14 +349,14 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
 def _differences(
     matrix: ScoreMatrix, ranked: Mask, other: Pair, other_values: Floats, scenarios: Mask, options: RankOptions
 ) -> dict[Pair, Difference | None]:
-    """Return pair − `other` for every other pair. Only ranked pairs are tested, as one family over `scenarios`."""
+    """Return pair − `other` for all pairs but `other`. Only ranked pairs are tested, as one family over `scenarios`."""
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
     masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
     masked_other, masked_family = masked[:, 0], masked[:, 1:]
     differences = simultaneous_differences(masked_family, masked_other, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     return {
-        pair: tested.get(pair) or untested(paired_difference(other_values, matrix.values[:, column]))
+        pair: tested.get(pair) or untested(paired_difference(other=other_values, row=matrix.values[:, column]))
         for column, pair in enumerate(matrix.pairs)
         if pair != other
     }
@@ -375,7 +378,7 @@ def _reference_rows(
             is_tested = np.ones(1, dtype=bool)
             difference = _differences(single, is_tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
-                difference = untested(paired_difference(leader_values, values))
+                difference = untested(paired_difference(other=leader_values, row=values))
         rows.append(
             PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
@@ -424,21 +427,21 @@ def _next_look(
     look: Look | None,
     matrix: ScoreMatrix,
     rivals: Mapping[Pair, Difference | None],
-    unranked: Iterable[Pair],
+    unranked_rows: Iterable[PairResult],
     leader: int | None,
     shrinkage: float,
 ) -> NextLook | None:
-    """Return the next look with its conditional power: the lowest over all rivals, ranked or not."""
+    """Return the next look with its conditional power: the lowest over all rivals and unranked pairs."""
     n_reached = look.number if look else 0
     if design is None or n_reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
-        return None
+        return None  # no look is left, or all looks have too few scenarios for a test
     upcoming = Look(n_reached + 1, len(design.looks), design.looks[n_reached])
     if leader is None or not rivals:
         return NextLook(upcoming, power=None)
     powers = []
     n_open = sum(diff is None or not diff.separated for diff in rivals.values())
-    for pair in (*rivals, *unranked):
-        lead = paired_difference(matrix.values[:, matrix.pairs.index(pair)], matrix.values[:, leader])
+    for pair in (*rivals, *(row.pair for row in unranked_rows)):
+        lead = paired_difference(other=matrix.values[:, matrix.pairs.index(pair)], row=matrix.values[:, leader])
         if lead is None or not lead.sd or upcoming.at < least_scenarios(design.level):
             return NextLook(upcoming, power=None)
         power = conditional_power(

@@ -41,7 +41,7 @@ TAU_GRID = 200  # number of values of τ; see `empirical_bayes`
 
 # Limits of `significantly_better`.
 MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, adjusted p-values are computed
-MANY_COLUMNS = 60  # from this number of columns, it uses single precision, fewer flips and fewer rounds
+MANY_COLUMNS = 60  # tests of this many columns or more use single precision, fewer flips and fewer rounds
 MANY_COLUMNS_ROUNDS = 3
 MANY_COLUMNS_FLIPS = 4000
 MAX_SUMS_IN_MEMORY = 30_000_000
@@ -115,9 +115,9 @@ def step_down(differences: Floats, *, n_flips: int = N_FLIPS) -> tuple[float | N
         statistic = testable.z_squared(testable.values, n_flips)
         order = np.argsort(-statistic[0], kind="stable")  # the largest observed statistic first
         ordered = statistic[:, order]
-        largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]
+        largest_of_rest = np.maximum.accumulate(ordered[:, ::-1], axis=1)[:, ::-1]  # of this column and later ones
         reached = largest_of_rest >= ordered[0] * (1 - 1e-7) - 1e-12  # equal except for rounding errors is enough
-        p_values = np.maximum.accumulate(reached.mean(axis=0))
+        p_values = np.maximum.accumulate(reached.mean(axis=0))  # never less than that of an earlier column
         for column, p in zip(testable.columns[order], p_values, strict=True):
             adjusted[column] = float(p)
     return tuple(adjusted)
@@ -262,6 +262,7 @@ class _AllPairs:
 
     def __init__(self, values: Floats, n_flips: int) -> None:
         judged = ~np.isnan(values)
+        # Without each scenario's mean, the differences of columns are the same, and rounding errors are smaller.
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
         patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
@@ -305,6 +306,7 @@ class _AllPairs:
         n_patterns, k, n_flips = sums.shape
         largest = np.zeros(n_flips)
         for i in range(k - 1):
+            # Sums of column i, over the pattern of each later column; one sum is enough if all patterns are equal.
             own_sums = sums[0, i] if n_patterns == 1 else sums[self._pattern[i + 1 :], i]
             r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
             np.square(r_squared, out=r_squared)

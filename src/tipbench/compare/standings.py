@@ -90,7 +90,7 @@ def standings(board: Leaderboard, sort: str | None = None) -> Table:
     sort_key = (sort or "").removeprefix("-")
     if sort_key not in keys:
         fault = f"The table cannot be sorted by {sort[:40]!r}: there is no such column." if sort else None
-        return Table(columns, (*rows, *references), None, fault)
+        return Table(columns, (*rows, *references), sort=None, sort_fault=fault)
     sort_index = keys.index(sort_key)
     sign = 1 if sort == sort_key else -1
 

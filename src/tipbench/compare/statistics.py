@@ -1,9 +1,9 @@
 """Statistics of the leaderboard: intervals, paired differences, adjusted means and sample sizes.
 
-All comparisons are paired by scenario, because scenarios differ in difficulty; a row's own interval is not used in any.
-Unknown values are None, never 0. There is no interval for a single scenario, nor for equal scores in all scenarios: an
-interval of zero width would imply certainty. The leader's interval is biased upwards, because the leader is selected
-for its high score.
+All comparisons are paired by scenario, because scenarios differ in difficulty. A row's own interval is not used in
+comparisons. Unknown values are None, never 0. There is no interval for a single scenario, nor for equal scores in all
+scenarios: an interval of zero width would imply certainty. The leader's interval is biased upwards, because the leader
+is selected for its high score.
 
 Rows are ordered by their adjusted mean (see `AdditiveFit`). If all rows have the same scenarios, it equals the mean.
 Otherwise it corrects for the difficulty of the scenarios that a row lacks.
@@ -100,9 +100,9 @@ def mean_estimate(values: Floats) -> Estimate | None:
         return None
     mean = float(known.mean())
     if n == 1:
-        return Estimate(mean, None, None, None, 1)
+        return Estimate(mean, ci_low=None, ci_high=None, sd=None, n=1)
     if np.ptp(known) < TOLERANCE:
-        return Estimate(mean, None, None, 0.0, n)
+        return Estimate(mean, ci_low=None, ci_high=None, sd=0.0, n=n)
     sd = float(known.std(ddof=1))
     half_width = t_quantile(1 - ALPHA / 2, n - 1) * sd / sqrt(n)
     return Estimate(mean, mean - half_width, mean + half_width, sd, n)
@@ -188,7 +188,7 @@ def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
     judged = ~np.isnan(values)
     n_scenarios, n_columns = values.shape
     if judged.all() and core.all():
-        return AdditiveFit(values.mean(axis=1) - values.mean(), values)
+        return AdditiveFit(scenario_effects=values.mean(axis=1) - values.mean(), pseudo_values=values)
     present = judged.astype(np.float64)
     counts = present.sum(axis=1)
     divisors = np.maximum(counts, 1.0)[:, None]
@@ -242,7 +242,7 @@ def scenarios_needed(
     sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
-        """Return whether n scenarios detect a difference of `distance`."""
+        """Return whether the detectable difference, standard errors × sd / √n, is at most `distance`."""
         return (_detectable_standard_errors(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)

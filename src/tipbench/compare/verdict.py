@@ -41,7 +41,7 @@ _NO_FACTS = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
-    """Return the verdict. It calls no tied row worse than the leader: the leader is selected from the same data."""
+    """Return the verdict. It never calls a tied row worse, because the leader is selected from the same data."""
     sentences = [standing_sentence(ranking, facts)]
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)
@@ -143,7 +143,7 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
         needed = "all" if missing.n_needed == missing.n_core else str(missing.n_needed)
         core = f"{plural(missing.n_core, 'core scenario')} (judged for half of the {noun}s)"
         return f"No {noun} is judged in {needed} of the {core}; {closest}."
-    return f"No scenario is judged for half of the {plural(missing.n_rows, noun)}; {closest}."
+    return f"No scenario is judged for half of the {plural(missing.n_pairs, noun)}; {closest}."
 
 
 def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
@@ -154,7 +154,8 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
         return f"{name}: {next_look_task(next_look)}." if next_look.n_answers else f"{name}."
     if ranking.too_few:
-        needed = f"at least {MIN_SCENARIOS} needed ({least_scenarios(LEVELS[-1])} with several looks)"
+        n_with_looks = least_scenarios(LEVELS[-1])  # the strictest level, that of the most looks
+        needed = f"at least {MIN_SCENARIOS} needed ({n_with_looks} with several looks)"
         return f"Too few {facts.unit}s: {ranking.n_scenarios}; {needed}."
     if ranking.look is not None and ranking.look.of > 1:
         return "Too close to call at the last look."

@@ -2,8 +2,8 @@
 
 distinct-2 is the share of unique bigrams among all bigrams of the tips (Li et al. 2016, "A Diversity-Promoting
 Objective Function"). The similarity of two tips is the Jaccard index of their words and bigrams: words alone would
-treat a reordered copy as identical, bigrams alone a paraphrase as new. It excludes English function words, which
-would make any two tips similar.
+treat a reordered copy as identical, bigrams alone a paraphrase as new. The similarity excludes English function words,
+which would make any two tips similar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Diversity:
     """Two measures, each from 0 to 1."""
 
     distinct_2: float
-    score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared word
+    score: float  # 1 − mean similarity of two tips: 0 for copies, 1 for tips without a shared content word
 
 
 def measure_diversity(tips: Sequence[str]) -> Diversity | None:

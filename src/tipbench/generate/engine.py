@@ -334,7 +334,7 @@ ENGINES: dict[str, EngineType] = {
 
 
 def engine_of(model: str) -> EngineType:
-    """Return the engine type in the prefix of a model's name; Ollama for all other names."""
+    """Return the engine type named by the prefix of a model's name; Ollama for all other names."""
     prefix, _, _ = model.partition(":")
     return ENGINES.get(prefix, _OLLAMA)
 

@@ -211,7 +211,8 @@ class _Stream:
         if "prompt_n" in timings:
             prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0)
         output_tokens = timings.get("predicted_n")
-        has_rate = output_tokens is not None and output_tokens > 1  # llama.cpp measures from the first token on
+        # llama.cpp measures the rate from the first token on, so one token has no rate.
+        has_rate = output_tokens is not None and output_tokens > 1
         return Completion(
             text="".join(self._texts),
             done_reason="length" if self._finish_reason == "length" else "stop",
@@ -230,8 +231,8 @@ class _Stream:
 def _run_in_thread(server: Any, payload: dict[str, Any], stream: _Stream) -> None:
     """Generate in a separate thread, because xllamacpp would swallow a Ctrl-C in the caller's thread.
 
-    Waits for an event before Thread.join(): an interrupted join() marks the thread as finished, and the process would
-    crash if it exited while llama.cpp calls back.
+    Waits for an event before Thread.join(): an interrupted join() would mark the thread as finished. The process could
+    then exit while llama.cpp still calls back, and crash.
     """
     errors: list[RuntimeError] = []
     done = threading.Event()

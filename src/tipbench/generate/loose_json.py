@@ -18,14 +18,26 @@ _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "„": "“”", "‘
 _QUOTES_AND_ESCAPES = {opener: re.compile(rf"\\.|[{closers}]", re.DOTALL) for opener, closers in _CLOSERS.items()}
 _OPEN_BRACKET = re.compile(r"[\[{]")
 _TOKEN = re.compile(
-    r"[\s,]*+(?:(?P<fence>```)|(?P<open>[\[{])|(?P<close>[\]}])|(?P<colon>:)|(?P<quote>[\"'`“„‘«])"
-    r"|(?P<bare>[^\s,:\[\]{}\"`“„«]++))"
+    r"""[\s,]*+ (?:
+        (?P<fence>```) | (?P<open>[\[{]) | (?P<close>[\]}]) | (?P<colon>:) | (?P<quote>["'`“„‘«])
+        | (?P<bare>[^\s,:\[\]{}"`“„«]++)  # an unquoted word or number; ' and ‘ inside it are apostrophes
+    )""",
+    re.VERBOSE,
 )
 _COLON = re.compile(r"\s*+:")
-# What may follow a closing quote. It rarely follows an unescaped quote inside a string.
+# What may follow a closing quote, and rarely follows an unescaped quote inside a string. A quote that is not followed
+# by one of these is taken as part of the string.
 _AFTER_STRING = re.compile(
-    r"[^\S\n]*+(?:\n|\Z|[:\]}]|```"
-    r"|,\s*+(?:\Z|[\"'`“„‘«\[\]{}]|-?\d[\d.eE+-]*+\s*+[,\]}]|(?:true|false|null)\b|\w++\s*+:))"
+    r"""[^\S\n]*+ (?:  # spaces on the same line
+        \n | \Z | [:\]}] | ```
+        | ,\s*+ (?:  # a comma and the next value or key
+            \Z | ["'`“„‘«\[\]{}]
+            | -?\d[\d.eE+-]*+\s*+[,\]}]  # a number
+            | (?:true|false|null)\b
+            | \w++\s*+:  # an unquoted key
+        )
+    )""",
+    re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}

@@ -84,7 +84,7 @@ class OllamaEngine:
             leftover_digest = self._lock.dead_holder.digest
         ensure_empty(self._api, leftover_digest=leftover_digest, evict=self._evict, wait_s=self._wait_s)
         if self._lock is not None:
-            self._lock.note_empty()
+            self._lock.note_unloaded()
         self._monitor.start()
 
     def prepare(self, facts: ModelFacts) -> None:
@@ -114,7 +114,7 @@ class OllamaEngine:
             self._record_handover()
         self._monitor.expect(None)
         if self._lock is not None:
-            self._lock.note_empty()
+            self._lock.note_unloaded()
         self._current = None
         self._api.close_idle_connections()
 

@@ -174,6 +174,7 @@ class OllamaApi:
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
             return _failure(FailureKind.INCOMPLETE, chat, f"the answer was cut off: {chat.error}")
+        # The only ending left is STATUS.
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
         if chat.status in (429, 502, 503, 504):
@@ -203,7 +204,8 @@ class OllamaApi:
         started = time.monotonic()
         chat = Chat()
         try:
-            if not cancel.is_set():  # `abort_calls` skips a connection that is not busy yet
+            # If `cancel` was set before this connection was busy, `abort_calls` may have skipped it.
+            if not cancel.is_set():
                 self._stream(connection, body, chat, started=started, timeout_s=timeout_s, cancel=cancel)
         except httpx.TimeoutException as exc:
             chat.ending, chat.error = Ending.TIMEOUT, f"no answer within {timeout_s:g} s ({type(exc).__name__})"
@@ -294,8 +296,9 @@ class OllamaApi:
             for chunk in response.iter_raw():
                 reader.feed(chunk)
                 is_late = time.monotonic() > deadline
+                # After DONE, read to the stream's end so that the connection can be reused, but not past the deadline.
                 if chat.ending is Ending.DONE and not is_late:
-                    continue  # a connection can be reused only if its stream is read to the end
+                    continue
                 if reader.ended or cancel.is_set():
                     break
                 if is_late:

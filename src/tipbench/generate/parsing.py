@@ -32,7 +32,7 @@ _THINK_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Tip:
-    """One candidate tip. The rationale is empty if the answer has none."""
+    """One tip of an answer. The rationale is empty if the answer has none."""
 
     tip: str
     rationale: str = ""
@@ -234,6 +234,7 @@ def _array_tips(texts: Iterable[str]) -> list[Tip]:
 
 MAX_LINES = 20_000  # lines of an answer that are parsed as a list; the rest is ignored
 
+# The possessive quantifiers (`++`, `*+`) prevent backtracking, which could take quadratic time.
 _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
 _HEADING = re.compile(r"(?:#{1,6}|>)\s++")
 # A number may also be a keycap emoji.
@@ -326,7 +327,7 @@ def _list_tips(text: str) -> list[Tip]:
             if line.text and not current.rationale_labelled:
                 current.rationale, current.rationale_labelled = line.text, True
         elif not line.text:
-            pass
+            pass  # only markup, such as "**"
         elif not current.parts or current.parts[-1].endswith(":"):
             current.parts.append(line.text)  # the text below a marker or headline
         elif line.kind is _LineKind.PLAIN and after_blank and not line.indented:
@@ -379,7 +380,7 @@ def _classify_line(raw: str) -> _Line:
         kind = _LineKind.NUMBER if marker["number"] else _LineKind.BULLET
     else:
         kind = _LineKind.PLAIN
-    return _Line(kind, text.strip(), raw[0].isspace())
+    return _Line(kind, text.strip(), indented=raw[0].isspace())
 
 
 def _unquote(text: str) -> str:

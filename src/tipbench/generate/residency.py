@@ -48,10 +48,10 @@ class Evidence:
     samples: int = 0
     most_resident: int = 0  # models in memory at the same time
     largest_gap_s: float = 0.0  # between two samples
-    handovers: int = 0  # number of models after which the memory was empty
+    handovers: int = 0  # times that the memory was empty after a model was released
     unknown_samples: int = 0  # samples without a response
     foreign: tuple[str, ...] = ()  # models that other clients loaded
-    handover_s: tuple[float, ...] = ()  # time to unload the model, of each handover
+    handover_s: tuple[float, ...] = ()  # of each handover, from the release of a model to the empty memory
 
     def sentence(self) -> str:
         """Return a one-line summary."""
@@ -119,7 +119,8 @@ class Monitor:
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model may have been in memory between two times of the monotonic clock."""
         with self._lock:
-            # One in the newest sample may have been loaded before `end`; one shortly before `start` may have remained.
+            # A foreign model in the newest sample counts: it may have been loaded before `end`. So does one seen up to
+            # two intervals before `start`: it may have remained.
             earliest = start - 2 * self._interval_s
             return self._foreign_in_last_sample or any(earliest <= at <= end for at in self._foreign_times)
 

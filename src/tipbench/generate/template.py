@@ -165,13 +165,14 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
     tasks = list(tasks_by_title.values()) or [Task("the first thing on your mind", priority=1, due=None, age_days=0)]
     habits = scenario.persona.habits or ("the next break",)
     tips: dict[str, dict[str, str]] = {}  # by case-folded text
-    for index in count():
+    for index in count():  # also counts duplicates, which are left out
         if len(tips) >= n_tips:
             break
         round_number, kind_index = divmod(index, len(kinds))
         kind = kinds[kind_index]
         task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_number + kind.skip) % len(tasks)]
-        task_cycles = round_number // len(tasks)
+        task_cycles = round_number // len(tasks)  # how often the kind has used all tasks
+        # After all tasks comes the next wording; `wording_cycles` is how often all wordings were used.
         wording_cycles, wording_index = divmod(task_cycles, len(kind.wordings))
         first_wording = _draw(seed, "wording", kind_index)
         wording = kind.wordings[(first_wording + wording_index) % len(kind.wordings)]
@@ -187,7 +188,7 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
 
 
 def _sorted_tasks(tasks: list[Task], order: str, day: date) -> list[Task]:
-    """Sort by `small` (low priority), `oldest`, `important` or `urgent` first. Ties keep the scenario's order."""
+    """Sort the tasks: `small` (low priority), `oldest`, `important` or `urgent` ones first. Ties keep their order."""
     if order == "small":
         return sorted(tasks, key=lambda task: (task.priority, task.age_days))
     if order == "oldest":

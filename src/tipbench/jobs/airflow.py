@@ -112,7 +112,7 @@ class AirflowRunner:
             output = JobOutput(folder, stored, self._clock)
             output.emit(events.Started("airflow"))
             output.log("airflow", f"run {stored.run_id} for {job.experiment}: {self._dag.run_url(stored.run_id)}")
-            if job.private:
+            if job.private:  # the URLs with a login
                 output.warn_once(
                     "A login in an address is not sent to Airflow, which would show it; Airflow's workers use the one "
                     "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
@@ -151,7 +151,7 @@ class AirflowRunner:
             stored.run_id = previous.run_id
             stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if failed_tasks and run.ended:
+        if failed_tasks and run.ended:  # otherwise the interrupted call has cleared them
             self._dag.clear(stored.run_id, failed_tasks)
         return True
 
@@ -269,13 +269,13 @@ class AirflowRunner:
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
         if run.ended and self._logs_complete(stored, run):
-            # Both, because `job` may be older than the request, and Airflow's response may have been lost.
+            # `job` may be older than the cancel request; `cancel_sent_at` is not saved if Airflow's response was lost.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
+            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING  # the reason may be a stored one
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
             totals = stored.totals.get(task.key)
@@ -315,7 +315,7 @@ class AirflowRunner:
         """Return why no task is running if an operator can fix it, else an empty string."""
         if any(task.state == "running" for task in run.tasks):
             return ""
-        if not self._check_due(output.stored):
+        if not self._check_due(output.stored):  # keep the last reason, unless it is of another state
             return output.stored.reason if output.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
@@ -374,7 +374,8 @@ def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> s
         totals = stored.totals.get(task.key)
         if totals is not None and totals.failure:
             failures.append((task, totals.failure))
-    shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]  # or the first other
+    # Without a failed collect, the first failure.
+    shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]
     if not shown:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"
         return f"{names} failed in Airflow; see the log."

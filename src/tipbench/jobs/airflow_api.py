@@ -24,7 +24,7 @@ _TIMEOUT_BACKOFF_FACTOR = 6  # longer back-off after a timeout, because each tim
 _RESPONSE_TIMEOUT_FACTOR = 3  # timeout of a whole response, as a multiple of the timeout of one read
 _UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
-TOO_LONG = 413  # status of our AirflowError for a response longer than MAX_BYTES
+TOO_LONG = 413  # status of our AirflowError for a response longer than MAX_BYTES; Airflow does not send it
 
 Json = dict[str, Any]
 
@@ -233,7 +233,7 @@ class AirflowApi:
         return " ".join(text.split())[:_MAX_MESSAGE] or "no message"
 
     def _start_backoff(self, message: str, backoff_s: float | None = None) -> AirflowUnavailable:
-        """Let further requests fail with this message for a while. Returns the exception to raise."""
+        """Let requests fail with this message for `backoff_s` (None: the default). Returns the exception to raise."""
         self._error = message
         self._backoff_until = self._clock() + (self._backoff_s if backoff_s is None else backoff_s)
         return AirflowUnavailable(message)
@@ -498,7 +498,7 @@ def _validate(model: type[_ResponseT], response: Json) -> _ResponseT:
 
 def _log_page(log: _Log, *, skip: int = 0) -> LogPage:
     lines = [_parse_entry(entry) for entry in log.content]
-    if lines and lines[0].text.startswith("::group::Log message source details"):
+    if lines and lines[0].text.startswith("::group::Log message source details"):  # Airflow's own lines
         group_ends = (index for index, line in enumerate(lines, start=1) if line.text.startswith("::endgroup::"))
         lines = lines[next(group_ends, 0) :]  # all lines if the group has no end
     return LogPage(tuple(lines[skip:]), log.continuation_token)

@@ -41,11 +41,11 @@ class LogPosition(BaseModel):
 
 
 class TaskTotals(BaseModel):
-    """Totals of one task over all its attempts."""
+    """Totals of one task: of its current attempt, except `memory` and `answered_before`."""
 
     collected: events.Collected | None = None
-    memory: events.Evidence | None = None  # about the models in memory
-    answered: int = 0  # cells of this attempt
+    memory: events.Evidence | None = None  # about the models in memory, over all attempts
+    answered: int = 0  # cells
     answered_before: int = 0  # cells of earlier attempts
     failure: str = ""
     exit_code: int | None = None
@@ -111,7 +111,7 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
 class JobOutput:
     """The events and the log of a job, buffered until `save`.
 
-    `save` overwrites output that the stored state does not include: its process crashed before it saved its state.
+    `save` overwrites output beyond the stored sizes: the process that wrote it crashed before it saved its state.
     """
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
@@ -137,7 +137,7 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        for _ in range(_MAX_PAGES):  # one page of the last attempt, or several of earlier ones
+        for _ in range(_MAX_PAGES):  # several pages of earlier attempts, then one of the last
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)

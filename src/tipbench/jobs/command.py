@@ -34,7 +34,8 @@ def judge_request(
 ) -> JobRequest:
     """Return the request for `tipbench judge run`. Raises InvalidOption if an option does not apply to the judge.
 
-    `options` are valid values by key. `program` is what `with: command` runs; it is never shown.
+    `options` are valid values by key. `ollama_url` is the default server. `program` is what `with: command` runs; it is
+    never shown.
     """
     judge = JudgeChoice.parse(options.get("with"))
     experiment = str(options["experiment"])
@@ -70,7 +71,7 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
         if value is True:
             words.append(f"--{option}")
         elif value is False:
-            if job.kind is JobKind.COLLECT:  # no option that other jobs can set to False has a `--no-` form
+            if job.kind is JobKind.COLLECT:  # the flags of `judge run` are False by default and have no `--no-` form
                 words.append(f"--no-{option}")
         else:
             words.append(f"--{option}={value}")

@@ -70,7 +70,7 @@ class JobFolder:
 
     @property
     def process(self) -> Process | None:
-        """The started process; None before the start."""
+        """The started process; None if there is none or its file cannot be read."""
         try:
             raw = json.loads(self._process_file.read_bytes())
             return Process(int(raw["pid"]), str(raw["start"]), str(raw["host"]))
@@ -118,7 +118,7 @@ class JobFolder:
         if start:  # the content may begin within a URL, in which strip_logins would miss a login
             _, _, after_first_line = content.partition(b"\n")
             _, *after_first_word = re.split(rb"\s", content, maxsplit=1)
-            content = after_first_line or b"".join(after_first_word)
+            content = after_first_line or b"".join(after_first_word)  # the latter if no other line follows
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 
@@ -193,7 +193,7 @@ def _complete_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _read_line(file: BinaryIO) -> bytes | None:
-    """Return the next line: empty if it is longer than MAX_LINE_BYTES, None if it is incomplete."""
+    """Return the next line: empty if it is longer than MAX_LINE_BYTES, None if it is incomplete or missing."""
     line = file.readline(MAX_LINE_BYTES)
     if line.endswith(b"\n"):
         return line

@@ -70,7 +70,7 @@ class LocalRunner:
             for name, value in self._environment.items()
             if not (name.startswith("TIPBENCH_") and name.endswith(_SECRET_SUFFIXES))
         }
-        environment |= job.private
+        environment |= job.private  # the secrets that this job needs
         environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
         launcher = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
@@ -136,9 +136,9 @@ class LocalRunner:
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
             _signal_group(process.pid, signal.SIGTERM)
-            folder.save_cancel_sent(now)  # saved last: after a crash in between, SIGTERM is sent again
+            folder.save_cancel_sent(now)  # saved last: after a crash in between, SIGTERM is sent twice instead of never
         elif now - cancel_sent > self._grace_s:
-            pids = descendants(process.pid)
+            pids = descendants(process.pid)  # before the kill: orphans get another parent
             _signal_group(process.pid, signal.SIGKILL)
             for pid in pids:
                 with suppress(ProcessLookupError, PermissionError):

@@ -84,6 +84,7 @@ class JobStore:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self.clock = clock
+        # One connection: what a method calls within a transaction is part of the transaction.
         self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_TIMEOUT_S, wal=True)
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class JobStore:
     def add(self, request: JobRequest, key: str | None = None) -> Submitted:
         """Queue a request, unless a job with its idempotency key or an unfinished retry of the same job exists.
 
-        Raises JobConflict if the job with this key has a different request.
+        In that case, returns that job. Raises JobConflict if the job with this key has a different request.
         """
         arguments, private = dict(request.arguments), dict(request.private)
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
@@ -153,18 +154,19 @@ class JobStore:
         """Return a page of jobs, newest first; `after` is the `next` of the previous page."""
         if not 1 <= limit <= MAX_PAGE:
             raise UsageError(f"limit is from 1 to {MAX_PAGE} (got {limit}).")
-        # SQLite's integers have at most 19 digits.
+        # Every number of 18 digits fits into an SQLite integer, but not every one of 19.
         if after is not None and not (after.isascii() and after.isdigit() and len(after) <= 18):
             raise UsageError(f"after takes the value of `next` of an earlier page (got {after[:40]!r}).")
-        conditions: dict[str, object] = {}  # values by SQL condition
+        comparisons: dict[str, object] = {}  # values by SQL comparison
         for column, value in vars(which or JobFilter()).items():
             if value is not None:
-                conditions[f"{column} = ?"] = str(value)
+                comparisons[f"{column} = ?"] = str(value)
         if after is not None:
-            conditions["seq < ?"] = int(after)
-        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+            comparisons["seq < ?"] = int(after)
+        where = f"WHERE {' AND '.join(comparisons)}" if comparisons else ""
         query = f"SELECT * FROM jobs {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608
-        rows = self._db.execute(query, [*conditions.values(), limit + 1])  # one more shows whether there is a next page
+        values = [*comparisons.values(), limit + 1]  # one more shows whether there is a next page
+        rows = self._db.execute(query, values)
         items = tuple(_job(row) for row in rows[:limit])
         has_next = len(rows) > limit
         return Page(items, next=str(rows[limit - 1]["seq"]) if has_next else None)
@@ -180,7 +182,7 @@ class JobStore:
         return _job(rows[0]) if rows else None
 
     def expired(self, keep_s: float, *, limit: int = 100) -> list[Job]:
-        """Return jobs without a retry that ended more than `keep_s` seconds ago, oldest first.
+        """Return jobs that ended more than `keep_s` seconds ago and have no retry, oldest first.
 
         A lost job has no end time, so its start time is used.
         """

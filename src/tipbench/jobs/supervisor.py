@@ -150,12 +150,12 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # Only a claimed job is still queued after `request_cancel`. Its start failed or was interrupted by a crash,
-            # so its runner may have started it.
+            # `request_cancel` leaves a job queued only if its start was attempted. The runner may have started it, so
+            # it is cancelled there.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
-        running = self._store.in_states({JobState.RUNNING})
+        running = self._store.in_states({JobState.RUNNING})  # waiting jobs hold no resources
         for job in startable(to_start, running):
             self._safely(self._start_job, job)
         if time.monotonic() >= self._next_sweep:
@@ -173,7 +173,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs. A job's data in its runner is deleted first: without the job, it would never be."""
+        """Delete expired jobs, each after its data in the runner: without the job, that would never be deleted."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -188,10 +188,10 @@ class Supervisor:
         self._next_sweep = time.monotonic() + (0 if has_more else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Return False if the clock is far ahead of the last sweep: it may be wrong, and the jobs not expired.
+        """Return False if the clock is far ahead of the last sweep: it may be wrong; then the jobs only look expired.
 
         It may also be right, for example if the panel was stopped for weeks. So it is accepted once the panel has run
-        for a day. Saves the time of a plausible sweep.
+        for a day. Saves the time of the last plausible sweep in any case.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
@@ -206,7 +206,7 @@ class Supervisor:
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # An old time is saved too: if the file was missing, it is the last activity, which new jobs would change.
+            # The old time is saved too: without a file, `last_sweep` is the last activity, which a new job would move.
             sweep_time = now if plausible else last_sweep
             write_atomic(path, str(sweep_time).encode())
         return plausible

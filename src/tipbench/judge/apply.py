@@ -82,7 +82,7 @@ class SheetApplier:
         self._scores = {**stored.scores, **filled.finished}  # by item id
         changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
         self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
-        self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # their earlier scores are kept
+        self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # they keep their earlier scores
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._scored_items(ItemKind.REPEAT)  # item ids by run id
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; `_change` adds others
@@ -140,7 +140,7 @@ class SheetApplier:
         complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
-        is_beyond = self._held  # if the drift is not measured
+        is_beyond = self._held  # as after the last apply, if the drift is not measured now
         if drift is not None:
             is_beyond = drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._scores)  # reason of an earlier apply with the same scores
@@ -175,7 +175,7 @@ class SheetApplier:
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # Controls have no runs. A count that grows with a single new item would reveal that it is not a control.
+            # `deleted` is left out: controls have no runs, so if it grows with a new item, this item is not a control.
             return result
         return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
 
@@ -301,7 +301,7 @@ class SheetApplier:
                     may_be_outdated = cell is not None and self._change(cell) is not None
                 if may_be_outdated and self._write_if_outdated(run_id):
                     written.append(run_id)
-                    # Takes as long as `_imitate_write`, which updates the sheet's run: an update reads its run.
+                    # Only to take as long as `_imitate_write`: its update of the sheet's run also reads that run.
                     self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))
@@ -314,15 +314,16 @@ class SheetApplier:
         The values that the update adds are never used.
         """
         score = self._scores[item]
-        judgement = self._judgement(score)  # here, because it is computed for unchanged cells, too
+        judgement = self._judgement(score)  # even if it is not used: an unchanged cell needs it, too
         is_unchanged = score == self.stored.scores.get(item)  # an unchanged cell is read, but not written
         if is_unchanged or self.stored.provisional:  # writes are imitated only for judges who are people
             if not already_read:
                 self._read_next_cell(item)
             return
         next_cell = self._read_next_cell(item)
+        # Make the text as long as a cell's: the other judges' scores are those of the next cell, and this judge's
+        # are those of the item, with the replaced ones.
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
-        # The replaced scores make the text as long as that of a cell.
         for replaced in self._replaced:
             if replaced.score.item == item:
                 scores = scores.with_judgement(self._judgement(replaced.score))
@@ -485,7 +486,7 @@ class ApplyResult:
     accepted: str | None = None  # reason for accepting the drift
     dry_run: bool = False
     blank: int = 0  # items that are blank in the file but have earlier scores
-    deleted: int | None = None  # answers whose run was deleted in MLflow; None unless this is the first verdict
+    deleted: int | None = None  # answers whose run was deleted in MLflow; None without `drift` or if `verdict_only`
 
     @property
     def held(self) -> bool:

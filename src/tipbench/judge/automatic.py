@@ -39,7 +39,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Use `program` if this is `command` without a program. Raises InvalidOption if neither has a program."""
+        """Return this choice; `command` without a program gets `program`. Raises InvalidOption if that is empty too."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():
@@ -47,7 +47,7 @@ class JudgeChoice:
         return replace(self, target=program)
 
     def __str__(self) -> str:
-        has_colon = self.target or self.kind is JudgeKind.MODEL
+        has_colon = self.target or self.kind is JudgeKind.MODEL  # also if the model is missing
         return f"{self.kind}:{self.target}" if has_colon else str(self.kind)
 
 

@@ -101,7 +101,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
         {**vars(point), "number": number, "text": _point_text(point)} for number, point in enumerate(points, start=1)
     ]
     extent = max([_MIN_EXTENT, *(abs(end) for point in points for end in (point.low, point.high))])
-    scale = alt.Scale(domain=[-extent, extent], nice=False)
+    bias_scale = alt.Scale(domain=[-extent, extent], nice=False)
     last_tick = math.floor(extent)
     x = alt.X(
         "number:O",
@@ -109,7 +109,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     )
     y = alt.Y(
         "low:Q",
-        scale=scale,
+        scale=bias_scale,
         axis=alt.Axis(title="bias, points", values=[-last_tick, 0, last_tick], format="+d", titlePadding=14),
     )
     base = alt.Chart(alt.Data(values=rows))
@@ -118,7 +118,7 @@ def drift_chart(points: Sequence[DriftPoint], theme: Theme = LIGHT) -> Any:
     beyond_values = [False, True]
     dot = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x,
-        y=alt.Y("bias:Q", scale=scale),
+        y=alt.Y("bias:Q", scale=bias_scale),
         description="text:N",
         color=alt.Color(
             "beyond:N", legend=None, scale=alt.Scale(domain=beyond_values, range=[theme.accent, theme.warning])

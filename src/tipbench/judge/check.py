@@ -46,7 +46,7 @@ class Problem:
     item: str | None
     tip: int | None  # 1-based
     field: str
-    seen: str  # formatted by `shown`
+    seen: str  # describes the value that was found
     expected: str
     row: int | None = None  # spreadsheet row, if read from CSV
 
@@ -200,7 +200,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
     """Check that an item's id, hash and card are as exported."""
     check_value(location, raw_item, "item", item.id)
     check_value(location, raw_item, "sha256", item.sha256)
-    if "scenario" not in raw_item:  # as in CSV; the hash includes the card
+    if "scenario" not in raw_item:  # the card's text in a CSV file is not read; the hash includes the card
         return
     raw_card, card = raw_item["scenario"], item.card
     if not isinstance(raw_card, Mapping):

@@ -45,10 +45,10 @@ def default_name(command: str) -> str:
 class CommandJudge:
     """Runs a command for each batch of items, and once more for the items without valid scores.
 
-    The command runs without a shell, in the current directory and environment: agents need both. `{sheet}` in its
-    arguments is the path of the sheet's file, which the program may fill in. Without `{sheet}`, stdin is the sheet.
-    `{out}` is the path of a file that the program may write. For each item, the first valid scores are used: from
-    `{out}`, else from stdout, else from `{sheet}`.
+    The command runs without a shell, in the current directory and environment (agents need both), without the
+    variables of `_REMOVED_PREFIXES`. `{sheet}` in its arguments is the path of the sheet's file, which the program may
+    fill in. Without `{sheet}`, stdin is the sheet. `{out}` is the path of a file that the program may write. For each
+    item, the first valid scores are used: from `{out}`, else from stdout, else from `{sheet}`.
     """
 
     provisional = False

@@ -68,11 +68,11 @@ def compose(
     real = sorted(cells, key=lambda cell: cell.run_id)
     repeats = _choose_repeats(real, history.scored, rng)
     returning = _returning_controls([*real, *repeats], controls, history, rng)
-    returning_ids = {control for entry in returning for control in entry.controls}
+    returning_ids = {id_ for entry in returning for id_ in entry.controls}
     unused = [control for control in controls if control_id(control) not in returning_ids]
     earlier_entries = [entry for stored in history.sheets for entry in stored.entries]
-    showings = Counter({control: _OWN_SHOWING_WEIGHT * times for control, times in Counter(history.shown).items()})
-    showings.update(control for entry in earlier_entries for control in entry.controls)
+    showings = Counter({id_: _OWN_SHOWING_WEIGHT * times for id_, times in Counter(history.shown).items()})
+    showings.update(id_ for entry in earlier_entries for id_ in entry.controls)
     earlier_runs = {entry.run_id for entry in earlier_entries}
     possible_donors = [cell for cell in real if cell.run_id not in earlier_runs]
     tip_counts = [len(cell.tips) for cell in real if cell.tips]
@@ -137,7 +137,8 @@ def _returning_controls(
 ) -> list[SheetEntry]:
     """Draw control answers of earlier sheets, each with the probability that a comparable real answer returns.
 
-    A real answer is comparable if it has the same scenario, and was shown and scored on the same earlier sheets.
+    A real answer is comparable if it has the same scenario, was on the same earlier sheets, and was scored or left open
+    there like the control answer.
     """
     current_scores = {control_id(control): control.scores for control in controls}
     on_new_sheet, shown_to_judge = {cell.run_id for cell in answers}, set(history.shown)
@@ -191,13 +192,13 @@ class _ScenarioPool:
     donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
     max_items: int  # of control items: as many as there are real ones
     controls: Sequence[Control]  # least often shown first, ties in random order
-    showings: Sequence[int]  # how often each of `controls` was shown
+    showings: Sequence[int]  # how often each of `controls` was shown; weighted, see _OWN_SHOWING_WEIGHT
 
 
 class _Option(NamedTuple):
     """The ways to choose a given number of controls that were shown least often."""
 
-    showings: int  # sum of the earlier showings of the controls, the same for all of these ways
+    showings: int  # sum of the controls' showings, the same for all of these ways
     log_ways: float  # logarithm of the number of ways, weighted by the probability of their donors
 
 
@@ -216,11 +217,11 @@ def _scenario_pools(
     order = {id_: (showings.get(id_, 0), rng.random()) for id_ in sorted(control_of)}
     for id_ in sorted(order, key=order.__getitem__):
         ids_of[control_of[id_].scenario].append(id_)
-    answers_of = Counter(cell.scenario for cell in (*real, *repeats))
+    n_answers_of = Counter(cell.scenario for cell in (*real, *repeats))
     return [
         _ScenarioPool(
             donors=donors[scenario],
-            max_items=answers_of[scenario],
+            max_items=n_answers_of[scenario],
             controls=[control_of[id_] for id_ in ids_of[scenario]],
             showings=[showings.get(id_, 0) for id_ in ids_of[scenario]],
         )
@@ -236,52 +237,53 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
-    bound = wanted + largest - 1  # with more tips, a donor could be left out
+    bound = wanted + largest - 1  # with more tips, one donor could be left out and `wanted` still be reached
     log_chances = [_log_chances(pool, bound) for pool in pools]
     options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
-    tables = [{0: _Option(0, 0.0)}]  # element i: the option for each total possible with the last i scenarios
+    # Element i: the option for each total number of tips that is possible with the last i scenarios.
+    tables = [{0: _Option(showings=0, log_ways=0.0)}]
     for scenario_options in reversed(options):
         sums: dict[int, list[_Option]] = defaultdict(list)
-        for tips, option in scenario_options.items():
-            for other_tips, other in tables[-1].items():
-                if tips + other_tips <= bound:
-                    sums[tips + other_tips].append(_combine(option, other))
+        for n_tips, option in scenario_options.items():
+            for n_later_tips, later_option in tables[-1].items():
+                if n_tips + n_later_tips <= bound:
+                    sums[n_tips + n_later_tips].append(_combine(option, later_option))
         table = {}
-        for tips, possible in sums.items():
+        for total, possible in sums.items():
             least = min(option.showings for option in possible)
             log_ways = [option.log_ways for option in possible if option.showings == least]
-            table[tips] = _Option(least, _log_sum(log_ways))
+            table[total] = _Option(least, _log_sum(log_ways))
         tables.append(table)
     totals = tables[-1]
-    enough = [tips for tips in totals if tips >= wanted]
+    enough = [total for total in totals if total >= wanted]
     remaining = min(enough) if enough else max(totals)  # tips still to be drawn
     drawn = []
     later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
     for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
         combined = {
-            tips: _combine(option, later[remaining - tips])
-            for tips, option in scenario_options.items()
-            if remaining - tips in later
+            n_tips: _combine(option, later[remaining - n_tips])
+            for n_tips, option in scenario_options.items()
+            if remaining - n_tips in later
         }
         least = min(option.showings for option in combined.values())
-        log_ways_by_tips = {tips: option.log_ways for tips, option in combined.items() if option.showings == least}
-        tips = _draw_key(log_ways_by_tips, rng)
-        drawn.append(_draw_donors(pool, chances, tips, rng))
-        remaining -= tips
+        log_ways_of = {n_tips: option.log_ways for n_tips, option in combined.items() if option.showings == least}
+        n_tips = _draw_key(log_ways_of, rng)
+        drawn.append(_draw_donors(pool, chances, n_tips, rng))
+        remaining -= n_tips
     return drawn
 
 
 def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     """Return a list whose element k has the log probabilities of the total number of tips of k drawn donors."""
     most_tips = min(bound, len(pool.controls))
-    donors_of_size = Counter(len(donor.tips) for donor in pool.donors)
+    n_donors_by_size = Counter(len(donor.tips) for donor in pool.donors)  # size: number of tips
     log_chances = [{0: 0.0}]
     while len(log_chances) <= pool.max_items and log_chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
         for total, log_chance in log_chances[-1].items():
-            for size, donors in donors_of_size.items():
+            for size, n_donors in n_donors_by_size.items():
                 if total + size <= most_tips:
-                    terms[total + size].append(log_chance + log(donors / len(pool.donors)))
+                    terms[total + size].append(log_chance + log(n_donors / len(pool.donors)))
         log_chances.append({total: _log_sum(logs) for total, logs in terms.items()})
     return log_chances
 
@@ -289,18 +291,18 @@ def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
 def _options(pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]]) -> dict[int, _Option]:
     """Return the option for each number of tips that the pool's donors can have in total."""
     options = {}
-    for tips in sorted({total for chances in log_chances for total in chances}):
-        log_chance = _log_sum([chances[tips] for chances in log_chances if tips in chances])
-        fixed, tied = _fixed_and_tied(pool, tips)
-        options[tips] = _Option(sum(pool.showings[:tips]), log_chance + log(comb(tied, tips - fixed)))
+    for n_tips in sorted({total for chances in log_chances for total in chances}):
+        log_chance = _log_sum([chances[n_tips] for chances in log_chances if n_tips in chances])
+        n_fixed, n_tied = _fixed_and_tied(pool, n_tips)
+        options[n_tips] = _Option(sum(pool.showings[:n_tips]), log_chance + log(comb(n_tied, n_tips - n_fixed)))
     return options
 
 
-def _fixed_and_tied(pool: _ScenarioPool, tips: int) -> tuple[int, int]:
-    """Return how many controls are in every choice of the `tips` least shown, and how many tie for the other places."""
-    if not tips:
+def _fixed_and_tied(pool: _ScenarioPool, count: int) -> tuple[int, int]:
+    """Return how many controls are in every choice of the `count` least shown, and how many tie for the rest."""
+    if not count:
         return 0, 0
-    limit = pool.showings[tips - 1]
+    limit = pool.showings[count - 1]
     return sum(times < limit for times in pool.showings), sum(times == limit for times in pool.showings)
 
 
@@ -309,20 +311,20 @@ def _combine(one: _Option, other: _Option) -> _Option:
 
 
 def _draw_donors(
-    pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], tips: int, rng: random.Random
+    pool: _ScenarioPool, log_chances: Sequence[Mapping[int, float]], n_tips: int, rng: random.Random
 ) -> list[EligibleCell]:
-    """Draw donors independently, on the condition that they have `tips` tips in total."""
-    n_donors = _draw_key({count: chances[tips] for count, chances in enumerate(log_chances) if tips in chances}, rng)
+    """Draw donors independently, on the condition that they have `n_tips` tips in total."""
+    n_donors = _draw_key({k: chances[n_tips] for k, chances in enumerate(log_chances) if n_tips in chances}, rng)
     donors = []
-    for n_after in reversed(range(n_donors)):  # number of donors still to be drawn after this one
+    for n_donors_after in reversed(range(n_donors)):  # donors still to be drawn after this one
         log_chance_of: dict[int, float] = {}  # by index of the donor
         for index, donor in enumerate(pool.donors):
-            tips_after = tips - len(donor.tips)
-            if tips_after in log_chances[n_after]:
-                log_chance_of[index] = log_chances[n_after][tips_after]
+            n_tips_after = n_tips - len(donor.tips)
+            if n_tips_after in log_chances[n_donors_after]:
+                log_chance_of[index] = log_chances[n_donors_after][n_tips_after]
         chosen = pool.donors[_draw_key(log_chance_of, rng)]
         donors.append(chosen)
-        tips -= len(chosen.tips)
+        n_tips -= len(chosen.tips)
     return donors
 
 
@@ -358,9 +360,9 @@ def _choose_controls(pools: Sequence[_ScenarioPool], counts: Sequence[int], rubr
     """
     choices = []
     for pool, count in zip(pools, counts, strict=True):
-        fixed, tied = _fixed_and_tied(pool, count)
-        spare_end = min(fixed + tied, count + _MAX_SPARE * count)
-        choices.append(_PoolChoice(list(pool.controls[:count]), fixed, list(pool.controls[count:spare_end])))
+        n_fixed, n_tied = _fixed_and_tied(pool, count)
+        spare_end = min(n_fixed + n_tied, count + _MAX_SPARE * count)
+        choices.append(_PoolChoice(list(pool.controls[:count]), n_fixed, list(pool.controls[count:spare_end])))
     balance = _Balance(rubric.scales, [control for choice in choices for control in choice.chosen])
     improving = True
     while improving:
@@ -377,7 +379,7 @@ class _Balance:
         self._excess = {
             (scale.name, step): -len(controls) * share
             for scale in scales
-            for step, share in enumerate(_target_shares(scale), scale.min)
+            for step, share in enumerate(_target_shares(scale), start=scale.min)
         }
         for control in controls:
             self._add(control, _ONE_CONTROL)
@@ -385,7 +387,7 @@ class _Balance:
     def improve(self, choice: _PoolChoice) -> int:
         """Swap chosen and spare controls if that reduces the sum of squared excesses. Returns the number of swaps."""
         chosen, spare = choice.chosen, choice.spare
-        swaps = 0
+        n_swaps = 0
         for i in range(choice.n_fixed, len(chosen)):
             for j in range(len(spare)):
                 old, new = chosen[i].scores, spare[j].scores
@@ -398,8 +400,8 @@ class _Balance:
                     self._add(chosen[i], -_ONE_CONTROL)
                     self._add(spare[j], _ONE_CONTROL)
                     chosen[i], spare[j] = spare[j], chosen[i]
-                    swaps += 1
-        return swaps
+                    n_swaps += 1
+        return n_swaps
 
     def _add(self, control: Control, amount: int) -> None:
         for name in self._names:
@@ -433,7 +435,7 @@ def agreed_controls(
     """Return new controls: tips on which at least `min_judges` judges agree, within one step on every scale.
 
     Only counted scores are used; the agreed score is their (lower) median. If a scenario has more than `per_scenario`
-    such tips, it returns tips evenly spaced by composite. `exclude` are tips to leave out, such as existing controls.
+    such tips, those returned are evenly spaced by composite. `exclude`: tips to leave out, such as existing controls.
     """
     used = set(exclude)
     by_scenario: dict[str, list[Control]] = defaultdict(list)
@@ -441,7 +443,7 @@ def agreed_controls(
         counted = [judgement for judgement in cell.scores.counted if judgement.rubric == rubric.tag]
         if len(counted) < min_judges:
             continue
-        scenario = cell.scenario_key[0]
+        scenario, _ = cell.scenario_key
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
         for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}

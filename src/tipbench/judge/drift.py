@@ -60,15 +60,15 @@ class SelfAgreement:
 
 
 def self_agreement(
-    scales: Sequence[Scale], pairs: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
+    scales: Sequence[Scale], scored_twice: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]
 ) -> SelfAgreement | None:
     """Compare the (earlier, later) scores of each tip that was scored twice. Returns None without such tips."""
-    if not pairs:
+    if not scored_twice:
         return None
-    n, unchanged = len(pairs), 0
+    n, unchanged = len(scored_twice), 0
     by_scale = []
     for scale in scales:
-        changes = [later[scale.name] - earlier[scale.name] for earlier, later in pairs]
+        changes = [later[scale.name] - earlier[scale.name] for earlier, later in scored_twice]
         unchanged += changes.count(0)
         difference = sum(map(abs, changes)) / n
         by_scale.append(ScaleAgreement(scale.name, n, changes.count(0) / n, difference, sum(changes) / n))
@@ -77,9 +77,9 @@ def self_agreement(
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
-# The tests' rates add up to less, BIAS_RATE + 2 * POOLED_RATE = 0.037, because the design effect is only estimated.
-BIAS_RATE = 0.031  # of the biases of all scales together
-POOLED_RATE = 0.003  # of the error, and of the contrast
+# The drift tests together use less, BIAS_RATE + 2 * POOLED_RATE = 0.037, as the design effect is only estimated.
+BIAS_RATE = 0.031  # of the tests of bias on all scales together
+POOLED_RATE = 0.003  # of the test of the error, and also of the test of the contrast
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
 # A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-step scale.
 HONEST_NOISE = 1.0  # the largest noise accepted as honest
@@ -143,7 +143,7 @@ class Drift:
     error: float | None  # mean absolute difference from the agreed scores
     error_limit: float | None
     error_beyond: bool
-    contrast: float | None  # slope of the scores over the agreed scores: 1 if they are equal, 0 if unrelated
+    contrast: float | None  # slope of scores over agreed scores: 1 if the scores follow them fully, 0 if unrelated
     contrast_limit: float | None
     contrast_beyond: bool
     icc: float | None = None  # intraclass correlation: how alike a judge's errors are within an item
@@ -187,7 +187,10 @@ class Drift:
 
 
 def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterator[str]:
-    """Yield a sentence if the error exceeds its limit, and if the contrast does. `drift` is from `Drift.to_json`."""
+    """Yield a sentence if the error is above its limit, and one if the contrast is below its limit.
+
+    `drift` is from `Drift.to_json`.
+    """
     if drift.get("error_beyond"):
         yield (
             f"The scores differ from the reference scores by {drift['error']:.1f} {points} on average, "
@@ -317,7 +320,8 @@ class _Column:
     def design_effect(self, icc: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
         """Return the factor by which correlation within items inflates the variance of a weighted sum of errors.
 
-        It is 1 + icc * (m - 1) after Kish, where m is the number of tips per item, averaged over the tips.
+        It is 1 + icc * (m - 1) after Kish. Here m is the sum of (item's sum of weights)² over the items, divided by the
+        sum of weight² over the tips. With equal weights it is the number of tips per item, averaged over the tips.
         """
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
@@ -336,16 +340,17 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     between = within = between_degrees = within_degrees = 0.0  # sums of squares, and their degrees of freedom
     sizes = []  # for each scale, the number of tips per item, adjusted for unequal numbers
     for column in columns:
-        tips = np.bincount(column.item)  # number of tips per item
-        if len(tips) < 2 or column.n == len(tips):
+        tips_per_item = np.bincount(column.item)
+        n_items = len(tips_per_item)
+        if n_items < 2 or column.n == n_items:
             continue
         error = (column.excess - column.excess.mean()) / column.spread
-        explained = float((np.bincount(column.item, error) ** 2 / tips).sum())
+        explained = float((np.bincount(column.item, error) ** 2 / tips_per_item).sum())
         between += explained
         within += float(error @ error) - explained
-        between_degrees += len(tips) - 1
-        within_degrees += column.n - len(tips)
-        sizes.append((column.n - float(tips @ tips) / column.n) / (len(tips) - 1))
+        between_degrees += n_items - 1
+        within_degrees += column.n - n_items
+        sizes.append((column.n - float(tips_per_item @ tips_per_item) / column.n) / (n_items - 1))
     if not sizes:
         return None
     mean_between, mean_within = between / between_degrees, within / within_degrees
@@ -454,7 +459,7 @@ def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[flo
         honest_mean, honest_variance = column.honest.mean[-1], column.honest.variance[-1]
         sxy += float(centered[column.agreed] @ column.score) / column.steps_per_point
         honest_sxy += float(weights @ (values + honest_mean)) / column.steps_per_point
-        honest_sxy_variance += float(weights * centered @ honest_variance) / column.steps_per_point**2 * effect
+        honest_sxy_variance += float((weights * centered) @ honest_variance) / column.steps_per_point**2 * effect
         sxx += float(weights @ centered)
     if sxx <= 0:
         return None, None
@@ -472,7 +477,7 @@ class BiasSum:
     """A judge's bias on one scale added up over sheets (CUSUM). It detects small biases that persist."""
 
     scale: str
-    sheets: int
+    sheets: int  # number of sheets
     bias: float  # mean over the sheets, in the scale's points
     high: float  # sum of biases above 0, in standard errors
     low: float  # sum of biases below 0, as a positive number
@@ -576,7 +581,8 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
         positions, errors = list(errors_at), [fmean(values) for values in errors_at.values()]
         x += [position - fmean(positions) for position in positions]
         y += [error - fmean(errors) for error in errors]
-    degrees, sxx = len(x) - len(sheets) - 1, float(np.dot(x, x))
+    degrees = len(x) - len(sheets) - 1  # a mean per sheet and the slope are estimated
+    sxx = float(np.dot(x, x))
     if len(x) < _MIN_ITEMS or degrees < 1 or not sxx:
         return None
     slope = float(np.dot(x, y)) / sxx

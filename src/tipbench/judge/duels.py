@@ -80,7 +80,8 @@ def find_match_ups(contenders: Iterable[Contender], done: Collection[frozenset[s
 def choose_match_ups(found: Sequence[MatchUp], limit: int | None, rng: random.Random) -> list[MatchUp]:
     """Return at most `limit` match-ups: whole scenarios in random order, so that pairs are shown equally often.
 
-    If the limit is below two scenarios, takes one match-up of each scenario in turn: one scenario has no error bar.
+    If the limit is less than the match-ups of two scenarios, takes one of each scenario in turn: results from a single
+    scenario have no error bar.
     """
     groups: dict[str, list[MatchUp]] = defaultdict(list)  # by scenario
     in_fixed_order = sorted(found, key=lambda each: sorted(each.runs))
@@ -291,7 +292,7 @@ class DuelRequest:
     runs: Mapping[str, PairName]  # eligible answers: run id → model and prompt of its pair
     rubric: str  # id@sha256; the rubric of the leaderboard on which these pairs are tied
     judge: str | None = None
-    limit: int | None = None  # number of comparisons, counting both orders
+    limit: int | None = None  # number of items; each match-up is two of them, one per order
     seed: int | None = None
     suite: str | None = None
 
@@ -301,9 +302,9 @@ class DuelExport:
     """A duel sheet stored in MLflow, ready to be sent to a judge, with counts of omitted answers."""
 
     stored: StoredDuelSheet
-    pairs: int
-    scenarios: int
-    without_tips: int
+    pairs: int  # number of pairs on the sheet
+    scenarios: int  # number of scenarios on the sheet
+    without_tips: int  # answers without a tip
     unknown_scenarios: int  # answers whose scenario is not (or no longer) in the suite
 
 
@@ -375,8 +376,8 @@ class DuelApplyResult:
 
     sheet: str
     judge: str
-    finished: int
-    unfinished: int
+    finished: int  # items with a winner
+    unfinished: int  # items without one
     changes: tuple[DuelChange, ...]
     in_both_orders: int  # match-ups judged in both orders
     same_in_both_orders: int  # of these, with the same result in both
@@ -488,7 +489,7 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
 
 
 def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Return the runs of the match-ups that this judge (any one judge if None) has judged in both orders."""
+    """Return the runs of the match-ups that this judge has judged in both orders. None: any one judge."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets

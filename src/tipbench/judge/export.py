@@ -1,4 +1,4 @@
-"""Export a sheet: select cells, add hidden controls and store the sheet with its key in MLflow."""
+"""Export a sheet: select cells, add hidden controls and store the sheet in MLflow with its key (the items' sources)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ExportRequest:
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False  # for an automatic judge whose scores never count as a person's
-    first: tuple[str, ...] = ()  # scenarios to select first, after those of the experiment's design
+    first: tuple[str, ...] = ()  # scenarios to select first, in this order, after those of the experiment's design
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -119,9 +119,11 @@ def export_sheet(
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
-    entries, n_added = compose_entries(chosen), 0
+    entries = compose_entries(chosen)
+    n_added = 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
-        # Add scenarios, those already on the sheet first, until there is room for enough control tips.
+        # Add scenarios, those already on the sheet first, until there is room for enough control tips. If there never
+        # is, add none.
         restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
         all_cells = choose_cells(eligible, without_limit, scenarios_with_controls, restarted_rng, first_scenarios)
@@ -202,11 +204,12 @@ def _scenario_order(
     rng: random.Random,
     first: Sequence[str],
 ) -> list[str]:
-    """Return the scenarios in order: those of `first`, then those with controls, then the others.
+    """Return the scenarios in order: those of `first` in its order, then those with controls, then the others.
 
-    Within each group, scenarios that this judge has begun come first, and those that only others have begun come last.
+    Within the last two groups, scenarios that this judge has begun come first, and those that only others have begun
+    come last.
     """
-    position = {scenario: first.index(scenario) for scenario in first}
+    position = {scenario: first.index(scenario) for scenario in first}  # the first one if a scenario is repeated
     begun_by_judge = {cell.scenario for cell in cells if judge in cell.scored_by}
     begun = {cell.scenario for cell in cells if cell.scored_by}
     scenarios = sorted({cell.scenario for cell in cells})
@@ -249,7 +252,7 @@ def _round_up(number: float) -> int:
 
 
 def _judge_history(
-    store: RunStore, experiment: Experiment, request: ExportRequest, rubric: str, cells: Iterable[AnsweredCell]
+    store: RunStore, experiment: Experiment, request: ExportRequest, rubric_tag: str, cells: Iterable[AnsweredCell]
 ) -> JudgeHistory:
     judge = request.judge
     shown = controls_shown_to(store, judge) if judge else []
@@ -258,10 +261,10 @@ def _judge_history(
     scored = []
     for cell in cells:
         judgement = cell.scores.applied.get(judge) if judge else None
-        if judgement and judgement.rubric == rubric:
+        if judgement and judgement.rubric == rubric_tag:
             scored.append(cell.to_eligible(frozenset()))
     newest_first = stored_sheets(store, experiment)
-    sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric]
+    sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric_tag]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])
 
 
@@ -269,7 +272,7 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
     return sum(len(entry.controls) for entry in entries)
 
 
-def _judges_who_scored(cell: AnsweredCell, rubric: str, request: ExportRequest) -> frozenset[str]:
+def _judges_who_scored(cell: AnsweredCell, rubric_tag: str, request: ExportRequest) -> frozenset[str]:
     """Return the judges who have scored the cell.
 
     With `rejudge` or `provisional`, only scores under this rubric count. Of held scores, only this judge's count.
@@ -280,7 +283,7 @@ def _judges_who_scored(cell: AnsweredCell, rubric: str, request: ExportRequest) 
         own_held = [judgement for name, judgement in cell.scores.held.items() if name == request.judge]
         judgements = [*cell.scores.applied.values(), *own_held]
     any_rubric = not request.rejudge and not request.provisional
-    return frozenset(judgement.judge for judgement in judgements if any_rubric or judgement.rubric == rubric)
+    return frozenset(judgement.judge for judgement in judgements if any_rubric or judgement.rubric == rubric_tag)
 
 
 def _nothing_pending_message(

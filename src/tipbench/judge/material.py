@@ -13,7 +13,7 @@ from tipbench.generate.parsing import Tip, parse_answer
 from tipbench.judge.scores import SCORES, CellScores, read_scores
 from tipbench.plan.rubric import Control, Rubric
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.reader import stale_runs, twin_runs
+from tipbench.record.reader import duplicate_runs, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 
@@ -68,7 +68,7 @@ class AnsweredCell:
     def format_ok(self) -> bool:
         """Whether the answer has the requested format; corrections by judges do not count."""
         judged = self.scores.applied or self.scores.held or self.scores.history
-        # After judging, the metric is the judges' mean, which the next judge must not see.
+        # After judging, the run's metric is the mean of the judges' flags, which the next judge must not see.
         if judged and RAW in self.texts:
             return parse_answer(self.texts[RAW], self._n_tips).format_ok
         return self.run.metrics.get("format_ok") == 1.0
@@ -124,12 +124,12 @@ def _suites_of(cells: Sequence[AnsweredCell]) -> list[Suite]:
 
 
 def read_cells(store: RunStore, experiment_id: str) -> list[AnsweredCell]:
-    """Return the answered cells of an experiment, without superseded, duplicate and stale runs."""
+    """Return the answered cells of an experiment, without stale, duplicate and superseded (replaced) runs."""
     answered = [
         (run, texts)
         for run, texts in store.read(experiment_id, where={"kind": str(RunKind.CELL)}, texts=(CANDIDATES, SCORES, RAW))
         if run.tags.get("superseded") != "true" and run.state != RunState.FAILED
     ]
     runs = [run for run, _ in answered]
-    excluded = stale_runs(runs) | twin_runs(runs)
+    excluded = stale_runs(runs) | duplicate_runs(runs)
     return [AnsweredCell(run, texts) for run, texts in answered if run.run_id not in excluded]

@@ -80,7 +80,7 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"{max_tokens}. Raise num_ctx, or judge with another judge."
         )
     prose = ""
-    if rubric.text.startswith(FENCE):  # with the scales and anchors as TOML, up to the next fence
+    if rubric.text.startswith(FENCE):  # the head, up to the next fence, is left out: scales and anchors as TOML
         prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip()
     for part in (prose, *_example_texts(rubric)):
         if part and estimate_tokens(f"{prompt}\n\n{part}") <= max_tokens:
@@ -359,8 +359,8 @@ def open_model_judge(
 
 
 def _check_model(engine: Engine, config: CollectConfig) -> ModelFacts:
-    """Raises ModelRefused if the model may not be used."""
+    """Return the model's facts. Raises ModelRefused if it may not be used."""
     facts, refused = model_facts({engine.name: engine}, config)
     if refused:
         raise ModelRefused(" ".join(refused.values()))
-    return facts[config.models]
+    return facts[config.models]  # a judge has one model

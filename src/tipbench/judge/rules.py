@@ -67,7 +67,10 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Find the hooks of a tip. A distinctive word of a hook weighs 1, a common one 0.5; most hooks count from 1."""
+    """Find the hooks of a tip. A distinctive word of a hook weighs 1, a common one 0.5.
+
+    Most hooks count from a total weight of 1 on.
+    """
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -138,7 +141,7 @@ def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
 
 
 def _ruled_out(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
-    """Describe the first word in the tip that a preference of the person rules out."""
+    """Describe the first word in the tip that a preference of the person rules out, or return an empty tuple."""
     for preference in card.ruled_out:
         for index, word in enumerate(parsed.words):
             previous = {earlier.lower for earlier in parsed.words[max(0, index - 3) : index]}
@@ -278,7 +281,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
 
 
 def _find_main_verb(verb: str, rest: Sequence[str]) -> int | None:
-    """Return the index in `rest` of the main verb, as in 'try to open' or 'use the break to reflect'."""
+    """Return the index in `rest` of the main verb, as in 'try to open' or 'use the break to reflect', or None."""
     if verb in {"try", "remember", "start", "begin", "decide", "aim"} and rest[:1] == ["to"]:
         return 1 if len(rest) > 1 and rest[1] in INSTRUCTION_VERBS else None
     if verb in WORDS["time_verbs"]:

@@ -31,7 +31,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacements by Unicode category, as of emoji
+_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacement by category; most emoji are So
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
 _ANY_HOUR = "|".join(HOUR_NAMES)
@@ -117,16 +117,16 @@ def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
     if sum(character.isalpha() for character in characters) < len(characters) * 0.6:
         return "mostly not letters"
     doubled = [word for word, following in pairwise(words) if word == following and word not in _REPEATABLE]
-    has_verb = any(clause_verb(clause, verbs) is not None for clause in parsed.clauses)
-    if len(doubled) > 1 or (doubled and not has_verb):
+    has_imperative = any(clause_verb(clause, verbs) is not None for clause in parsed.clauses)
+    if len(doubled) > 1 or (doubled and not has_imperative):
         return f"repeats '{doubled[0][:30]}'"
     content = [word for word in words if word not in _REPEATABLE]
     if len(content) >= 8 and len(set(content)) < len(content) * 0.45:
         return "the same words again and again"
     function_share = sum(word in WORDS["function"] for word in words) / len(words)
-    if not has_verb and function_share < 0.15 and len(words) >= 4:
+    if not has_imperative and function_share < 0.15 and len(words) >= 4:
         return "not English, or no sentence"
-    if not has_verb and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in words):
+    if not has_imperative and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in words):
         return "no verb"
     return None
 
@@ -357,5 +357,6 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
+    # Here only eight to twelve may also mean the evening.
     latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -69,7 +69,8 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
     return observe
 
 
-_TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')  # JSON strings do not span lines
+# A bracket, or a string: up to its closing quote, or to the end of the line, because JSON strings do not span lines.
+_TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')
 _KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; beyond it, the outermost are dropped
 # Nested objects are parsed repeatedly. In total, at most FACTOR * len(text) + EXTRA characters are parsed.
@@ -267,7 +268,7 @@ class _Call:
         if earlier_result is not None:
             if accepting:
                 return earlier_result
-            cells = read_cells(self.store, experiment.experiment_id)
+            cells = read_cells(self.store, experiment.experiment_id)  # applying the earlier sheet changes them
         try:
             stored = export_sheet(self.store, experiment, self.request, cells).stored
         except NotEnoughData as exc:

@@ -72,7 +72,7 @@ class CellScores:
         """Add an applied judgement, unless one of a later sheet exists, and remove the held one of the same sheet."""
         current = self.applied.get(new.judge)
         released = _if_from_sheet(new.sheet, self.held.get(new.judge))
-        if _is_from_later_sheet(current, new):
+        if _is_from_later_sheet(current, new):  # then only the sheet's run stores `new`
             if released is None:
                 return self
             applied = self.applied

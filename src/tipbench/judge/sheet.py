@@ -154,7 +154,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
 def file_json(
     format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the sheet as JSON-serializable values; `items` are such values too."""
+    """Return a sheet of tips or duels as JSON-serializable values; `items` already are."""
     return {
         "format": format_,
         "sheet": sheet.id,

@@ -41,6 +41,7 @@ _UNSAFE_CELL = re.compile(
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}(?:[.,]0{1,20})?")
 _MAX_DIGITS = 40  # longer numbers stay strings, because Python limits the conversion to integers
+# Only the tokens that `_invalid_json_message` needs: strings, punctuation, NaN and Infinity.
 _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\],:]|-?Infinity|NaN', re.DOTALL)
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -119,7 +120,7 @@ def unescape_cell(cell: str) -> str:
 
 
 def _parse_csv(text: str, separator: str) -> dict[str, Any]:
-    """Parse CSV into the structure of the JSON file, without cards and rubric text."""
+    """Parse CSV into the structure of the JSON file, without cards and rubric text. Raises SheetRefused if invalid."""
     problems: list[Problem] = []
     about: dict[str, str] = {}
     rows_by_item: dict[tuple[str, str], list[_Row]] = defaultdict(list)  # by item id and hash
@@ -197,10 +198,12 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
             "note": row.text("note"),
             CSV_ROW: row.number,
         }
-    rows_agree = set(format_flags) in ({True}, {False})
-    item_format_ok: object = " and ".join(flag_descriptions)  # validation rejects this text and shows it
-    if len(format_flags) == 1 or rows_agree:
+    if not format_flags:
+        item_format_ok: object = ""  # validation rejects it
+    elif len(format_flags) == 1 or set(format_flags) in ({True}, {False}):  # one row has it, or all rows agree
         item_format_ok = format_flags[0]
+    else:
+        item_format_ok = " and ".join(flag_descriptions)  # validation rejects this text and shows it
     return {
         "item": rows[0].stripped("item"),
         "sha256": rows[0].stripped("sha256"),
@@ -317,7 +320,8 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
 
 def _parse_flag(cell: str) -> object:
     """Parse a boolean. Return any other cell unchanged; validation rejects it."""
-    without_decimals = str(_parse_integer(cell))  # a spreadsheet may write 1 as 1.0
+    number = _parse_integer(cell)
+    without_decimals = cell if number is None else str(number)  # a spreadsheet may write 1 as 1.0
     return _FLAGS.get(without_decimals.casefold(), cell)
 
 

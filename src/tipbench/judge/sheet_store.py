@@ -30,7 +30,8 @@ DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # absent on a sheet of tips
 FINAL, REVISIONS = "sheet_final", "sheet_revisions"
 TIPS, DUEL = "sheet", "duel"  # kinds of sheets
-HIDDEN = "hidden_"  # prefix of names written for hidden items, so that MLflow gets the same requests as for a cell
+# Prefix of names that are written for hidden items but never used: MLflow must get the same requests as for a cell.
+HIDDEN = "hidden_"
 StoredT = TypeVar("StoredT")
 
 
@@ -55,7 +56,7 @@ class SheetEntry:
 
 def control_id(control: Control) -> str:
     """Return the id of a control: a hash of its content, independent of the machine and the file."""
-    return fingerprint([control.scenario, control.tip], 12)
+    return fingerprint([control.scenario, control.tip], length=12)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def scores_fingerprint(scores: Mapping[str, ItemScore]) -> str:
             item: [score.format_ok, [[dict(tip.scores), tip.overlong] for tip in score.tips]]
             for item, score in scores.items()
         },
-        32,
+        length=32,
     )
 
 
@@ -125,7 +126,7 @@ class StoredSheet:
     revisions: int = 0  # changes of scores after the drift was first measured
     applied_at: str | None = None
     owner: str | None = None  # the judge named at export, or the first who applied scores
-    self_exact: float | None = None  # share of equal scores when a tip was scored again
+    self_exact: float | None = None  # share of equal scores on repeated tips
 
     @property
     def unscored(self) -> tuple[SheetEntry, ...]:
@@ -245,7 +246,7 @@ def check_no_duels(store: RunStore, experiment: Experiment, judge: str) -> None:
 
 
 def check_no_open_sheet(store: RunStore, experiment: Experiment, judge: str) -> None:
-    """Raise SheetsClosed if the judge has an open sheet in the experiment. An earlier duel has closed all of them."""
+    """Raise SheetsClosed if the judge has an open sheet in the experiment, unless an earlier duel has closed it."""
     if has_duels(store, experiment, judge):
         return
     for stored in stored_sheets(store, experiment, judge):

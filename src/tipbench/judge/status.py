@@ -120,13 +120,13 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     rubric = rubrics_by_tag.get(most_used_tag)
     duels_only = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duel_sheets = store.search(experiment.experiment_id, where=duels_only)
-    n_duels = Counter(run.tags.get("judge", "") for run in duel_sheets)
+    duel_counts = Counter(run.tags.get("judge", "") for run in duel_sheets)
     people = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
     people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
     automatic = {name for cell in cells for name in cell.scores.provisional}
     automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
-    statuses = [_judge_status(name, cells, sheets, n_duels, provisional=False) for name in sorted(people)]
-    statuses += [_judge_status(name, cells, sheets, n_duels, provisional=True) for name in sorted(automatic)]
+    statuses = [_judge_status(name, cells, sheets, duel_counts, provisional=False) for name in sorted(people)]
+    statuses += [_judge_status(name, cells, sheets, duel_counts, provisional=True) for name in sorted(automatic)]
     return JudgingStatus(
         experiment=experiment.name,
         cells=len(cells),
@@ -147,7 +147,7 @@ def _judge_status(
     name: str,
     cells: Sequence[AnsweredCell],
     sheets: Sequence[StoredSheet],
-    n_duels: Mapping[str, int],
+    duel_counts: Counter[str],
     *,
     provisional: bool,
 ) -> JudgeStatus:
@@ -178,6 +178,6 @@ def _judge_status(
         self_exact=newest.self_exact if newest else None,
         minutes_per_item=sum(durations_s) / 60 / n_scored if n_scored and durations_s else None,
         unchecked=sum(len(stored.scores) for stored in applied_or_held if stored.drift is None),
-        duels=0 if provisional else n_duels[name],
+        duels=0 if provisional else duel_counts[name],
         trends=measure_trends(rubric.scales, controls) if rubric and any(controls) else None,
     )

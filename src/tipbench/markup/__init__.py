@@ -54,7 +54,7 @@ def signed(value: float | None, digits: int = 2) -> str:
     """Format a number as +0.50 or −0.50; ±0.00 if it rounds to zero."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    rounded = round(value, digits) + 0.0
+    rounded = round(value, digits)
     sign = "±"
     if rounded != 0:
         sign = "+" if rounded > 0 else MINUS
@@ -144,6 +144,7 @@ def environment(
         lstrip_blocks=True,
     )
     formats = (visible, number, signed, percent, duration, when, clock, lines, plural)
+    # `filters` and `template_globals` are added to those that every template has. Macros see them, too.
     jinja.filters |= {**{each.__name__: each for each in formats}, **(filters or {})}
     jinja.globals |= {"NOTHING": NOTHING, **(template_globals or {})}
     jinja.globals["ui"] = jinja.get_template("macros/ui.html").module

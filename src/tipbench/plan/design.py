@@ -54,13 +54,13 @@ def make_design(scenarios: Iterable[str], option: LooksOption = "auto") -> Desig
 
 def extend_design(before: Design | None, scenarios: Iterable[str], option: LooksOption) -> Design:
     """Return the design with these scenarios added at the end; the same object if none are new."""
-    added = tuple(scenarios)
+    wanted = tuple(scenarios)
     if before is None:
-        return make_design(added, option)
-    if set(added) <= set(before.scenarios):
+        return make_design(wanted, option)
+    if set(wanted) <= set(before.scenarios):
         return before
     has_option_one = len(before.looks) == 1 and len(before.scenarios) > STEP  # "auto" gives more looks
-    return make_design((*before.scenarios, *added), "one" if has_option_one else option)
+    return make_design((*before.scenarios, *wanted), "one" if has_option_one else option)
 
 
 def design_tags(design: Design) -> dict[str, str]:

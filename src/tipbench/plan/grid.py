@@ -75,7 +75,7 @@ def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentit
                 "repeat": repeat,
             }
             if model.has_prompt:
-                # The request's field `think`: False switches thinking off; other models do not get the field.
+                # The request's field `think`: False switches thinking off. None: the request has no such field.
                 think = False if model.can_think else None
                 key_content |= {"system": rendered.system, "user": rendered.user, "think": think}
             else:

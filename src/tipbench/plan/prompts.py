@@ -83,7 +83,7 @@ def render(prompt: Prompt, scenario: Scenario, *, n_tips: int, ask_for_diversity
 def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     """Parse the two sections of a prompt file. Text before the first heading is a comment."""
     sections: dict[str, tuple[int, list[str]]] = {}  # name → line number of its heading, its lines
-    current: list[str] = []  # lines of the current section
+    current: list[str] = []  # lines of the current section; those before the first heading are dropped
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if heading := _HEADING.fullmatch(line):
             name = heading[1].lower()

@@ -141,7 +141,8 @@ def parse_rubric(text: str, path: Path, scenario_ids: Collection[str] | None = N
             path, 1, f"a rubric begins with a TOML head between two '{FENCE}' lines; there is none. See docs/suites.md."
         )
     first, second, *_ = fences
-    source = TomlText(path, "\n".join(lines[first + 1 : second]), first_line=first + 2)  # lines count from 1
+    head_text = "\n".join(lines[first + 1 : second])
+    source = TomlText(path, head_text, first_line=first + 2)  # `first` counts from 0, lines from 1
     head = source.parse(_HeadSchema)
     scales = tuple(Scale(raw.name, raw.min, raw.max, raw.about, tuple(raw.steps)) for raw in head.scales)
     for index, scale in enumerate(scales):

@@ -102,7 +102,7 @@ def build_scenarios(personas: Sequence[Persona], slots: Sequence[Slot], day: dat
     """
     period = lcm(len(personas), len(slots))
     scenarios = []
-    for k in range(len(personas) * len(slots)):
-        shift = k // period  # without it, the combinations would repeat after each period
-        scenarios.append(Scenario(personas[k % len(personas)], slots[(k + shift) % len(slots)], day))
+    for index in range(len(personas) * len(slots)):
+        shift = index // period  # without it, the combinations would repeat after each period
+        scenarios.append(Scenario(personas[index % len(personas)], slots[(index + shift) % len(slots)], day))
     return tuple(scenarios)

@@ -191,7 +191,7 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
         elif is_header:
             table = _table_place(names, entries)
             lines[table] = first_line
-        elif names:
+        elif names:  # not a blank line or a comment
             lines[(*table, *names)] = first_line
     return lines
 

@@ -86,7 +86,7 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
         "temperature": config.temperature,
         "seed": config.seed,
         "repeat": cell.repeat,
-        "diversity": str(config.diversity).lower(),
+        "diversity": str(config.diversity).lower(),  # whether the prompt asks for it
         "suite": context.suite.name,
         "engine": facts.engine,
         "engine_version": facts.engine_version,

@@ -113,7 +113,7 @@ class Collector:
                     raise
                 self._record_collection("complete" if not self._failures else "with failures")
                 self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
-            self._supersede_concurrent_twins()
+            self._supersede_concurrent_duplicates()
         finally:
             self._journal.close()
         summary = self._summary()
@@ -152,7 +152,7 @@ class Collector:
             self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
-            engine.close()  # stops monitoring the memory: no model is loaded
+            engine.close()  # stops monitoring the memory, because all models are unloaded
 
     def _release(self, engine: Engine, model: str) -> None:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
@@ -213,8 +213,8 @@ class Collector:
         )
         self._journal.append([run])
 
-    def _supersede_concurrent_twins(self) -> None:
-        """Supersede the second runs of cells that a concurrent collect from another home folder recorded too.
+    def _supersede_concurrent_duplicates(self) -> None:
+        """Supersede duplicate runs of cells that a concurrent collect from another home folder recorded too.
 
         Of two concurrent collects, the one that ends last finds the other.
         """
@@ -227,10 +227,10 @@ class Collector:
             if is_concurrent:
                 conditions = conditions_of(self._plan.config, self._plan.suite)
                 recorded = read_recorded(self._store, experiment_id, conditions)
-                supersede_twins(self._store, self._experiment, recorded, self._observer)
+                supersede_duplicates(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
-        # Only Ollama returns evidence of the models in memory: no other client can use the other engines.
+        # Only Ollama returns evidence: the other engines run in this process, where no other client can load a model.
         evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,
@@ -320,7 +320,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
                 lambda: read_recorded(tracking.store, experiment.experiment_id, conditions_of(config, suite))
             )
         with suppress(MlflowUnavailable, MlflowError):
-            supersede_twins(tracking.store, experiment, recorded, environment.observer)
+            supersede_duplicates(tracking.store, experiment, recorded, environment.observer)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
         with suppress(MlflowUnavailable):  # the collect goes on; the next one records the design
             record_design(tracking.store, experiment, plan, environment.observer)
@@ -330,7 +330,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
 
 
 def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:
-    """Record the design of the experiment, or extend it. It does not change after a person has scored a cell."""
+    """Record the experiment's design, or extend it. The design does not change after a person has scored a cell."""
     recorded_design = read_design(experiment.tags)
     design = extend_design(recorded_design, plan.scenarios, plan.config.looks)
     if design is recorded_design:  # no scenario is new
@@ -358,11 +358,11 @@ def dry_run(
 ) -> Plan:
     """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
     suite = suite_for(config)
-    engines = build_engines(config.model_names, EngineDependencies(config, home, lambda _text: None))
+    engines = build_engines(config.model_names, EngineDependencies(config, home, report=lambda _text: None))
     try:
         facts, refused = model_facts(engines, config)
     finally:
-        close_engines(engines, lambda _text: None)
+        close_engines(engines, report=lambda _text: None)
     return make_plan(suite, config, facts, refused, load_recorded(suite), free_memory)
 
 
@@ -382,18 +382,18 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
             journal.close()
 
 
-def supersede_twins(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
-    """Tag twins, the surplus finished runs of a cell, as superseded.
+def supersede_duplicates(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
+    """Tag duplicate runs, the surplus finished runs of a cell, as superseded.
 
-    An error is harmless: readers ignore twins, and the next collect supersedes them.
+    An error is harmless: readers ignore duplicates, and the next collect supersedes them.
     """
-    if not recorded.twins:
+    if not recorded.duplicates:
         return
-    for run_id in sorted(recorded.twins):
+    for run_id in sorted(recorded.duplicates):
         store.update(run_id, RunChange(tags={SUPERSEDED_TAG: "true"}, at_ms=int(time.time() * 1000)))
     store.mark_changed(experiment.experiment_id)
     text = (
-        f"{plural(len(recorded.twins), 'cell was', 'cells were')} also generated from another home folder; "
+        f"{plural(len(recorded.duplicates), 'cell was', 'cells were')} also generated from another home folder; "
         "one answer per cell counts."
     )
     observer(Message(text, warning=True))

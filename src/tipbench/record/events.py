@@ -108,7 +108,7 @@ class Judging:
 
     judge: str
     scored: int
-    unscored: int
+    unscored: int  # items that the judge failed to score
     total: int
 
 

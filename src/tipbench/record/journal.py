@@ -193,7 +193,7 @@ class Journal:
                 self._unstored.update((entry.record_id, entry) for entry in entries)
                 self._waiting.extend(entries)
                 self._last_line_complete = True
-            except BaseException:  # also after an interrupt, nothing may be saved
+            except BaseException:  # also for an interrupt: the caller relies on nothing being saved
                 for entry in entries:
                     self._unstored.pop(entry.record_id, None)
                 self._waiting = deque(entry for entry in self._waiting if entry.offset < start)

@@ -2,7 +2,7 @@
 
 The server is running while its log file is locked: a saved process id could have been reused. All its processes
 inherit the lock with their standard output, so it is released when the last one exits.
-`LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`.
+`LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`; FILE is `server.json`.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ class LocalMlflow:
             except (FileNotFoundError, NotADirectoryError):
                 return False
         with log:
+            # Shared, so that two concurrent checks do not take each other for the server.
             return not try_lock(log.fileno(), self._log, shared=True)
 
     @contextmanager

@@ -111,7 +111,7 @@ class MlflowStore:
         return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
-        """Write a complete run and return its id. Readers ignore the run until the last request has set its status."""
+        """Write a run, as in `RunStore.record`. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
         existing = wire.ExistingRuns()
         if may_exist:
@@ -194,7 +194,7 @@ class MlflowStore:
         return self._parse(response, lambda raw: wire.parse_current_run(raw["run"]))
 
     def mark_changed(self, experiment_id: str) -> None:
-        self.tag_experiment(experiment_id, {})
+        self.tag_experiment(experiment_id, {})  # sets only a new revision
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         for key, value in {**tags, wire.REVISION_TAG: uuid.uuid4().hex}.items():
@@ -286,7 +286,7 @@ class MlflowStore:
         try:
             self._http.post(path, body)
         except MlflowError as exc:
-            # For a deleted run, the code is that of any invalid parameter.
+            # For a deleted run, the code is that of any invalid parameter, so the message is checked.
             if exc.code != "RESOURCE_DOES_NOT_EXIST" and "Current state is deleted" not in str(exc):
                 raise
 

@@ -16,7 +16,7 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MAX_TIMEOUTS = 4  # a whole response may take 4 timeouts; httpx limits only the wait for each chunk
+MAX_TIMEOUTS = 4  # a whole response may take this many timeouts; httpx limits only the wait for each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)

@@ -250,7 +250,7 @@ def _entity_and_name(key: str) -> tuple[str, str]:
 
 
 def where_same_run(run: NewRun) -> dict[str, str]:
-    """Return the tag that stored runs of the same cell have; if `run` is not a cell, the tag with its record id."""
+    """Return the filter that finds stored runs of the same cell, or of the same record id if `run` is not a cell."""
     return {RECORD_TAG: run.record_id} if run.cell_key is None else {CELL_TAG: run.cell_key}
 
 

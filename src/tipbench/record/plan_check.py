@@ -22,7 +22,7 @@ from tipbench.plan.grid import (
 )
 from tipbench.plan.prompts import WITHOUT_PROMPT
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.reader import cells, search_cells, stale_runs, twin_runs
+from tipbench.record.reader import current_runs, duplicate_runs, search_cells, stale_runs
 from tipbench.record.run import StoredRun
 from tipbench.record.store import RunStore
 
@@ -33,12 +33,12 @@ _MIN_S_PER_TOKEN = 0.005  # of any model, however small
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded runs of a grid, by cell key."""
+    """Recorded runs with the conditions of a grid, by cell key. Stale runs are included."""
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run ids, to be superseded
     journalled: frozenset[str] = frozenset()  # answered cells in a local journal, not yet in MLflow
-    twins: frozenset[str] = frozenset()  # ids of duplicate finished runs, to be superseded
+    duplicates: frozenset[str] = frozenset()  # ids of duplicate finished runs, to be superseded
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def stale(self) -> int:
-        """Number of stale runs of the planned cells: a stale run has the same names, but another key."""
+        """Number of runs with a planned cell's names, but another key: weights, prompt or scenario changed since."""
         keys = {planned.key for planned in self.cells}
         planned_cells = [planned.cell for planned in self.cells]
         names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}
@@ -120,18 +120,18 @@ class Plan:
 
 
 def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:
-    """Return the finished runs of these conditions, and the failed runs and twins to be superseded."""
+    """Return the finished runs of these conditions, and the failed runs and duplicates to be superseded."""
     finished: dict[str, StoredRun] = {}
     failed: dict[str, list[str]] = {}
     runs = list(search_cells(store, experiment_id, {"conditions": conditions}))
-    twins = frozenset(twin_runs(runs))
+    duplicates = frozenset(duplicate_runs(runs))
     for run in runs:
         key = run.tags.get("cell_key", "")
-        if run.status == "FINISHED" and run.run_id not in twins:
+        if run.status == "FINISHED" and run.run_id not in duplicates:
             finished.setdefault(key, run)
         elif run.status == "FAILED":
             failed.setdefault(key, []).append(run.run_id)
-    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()}, twins=twins)
+    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()}, duplicates=duplicates)
 
 
 def make_plan(
@@ -142,7 +142,7 @@ def make_plan(
     recorded: Recorded,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan; `free_memory` is called with a model's name."""
+    """Build the plan. `free_memory(model)` is for the machine that runs the model, and unknown for a remote one."""
     identities = [
         ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
         for each in facts.values()
@@ -187,6 +187,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "suite_fingerprint": plan.suite.fingerprint,
         "rubric": plan.suite.rubric.tag,
         "prompts": list(plan.config.prompt_versions),
+        # Unlike `plan.scenarios`, empty if all models are refused.
         "scenarios": list(dict.fromkeys(planned.cell.scenario for planned in plan.cells)),
         "looks": list(plan.design.looks),
         "cells": len(plan.cells),
@@ -214,7 +215,7 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
     }
     configured = [
         run
-        for run in cells(store, experiment_id, {"conditions": conditions_of(config, suite)})
+        for run in current_runs(store, experiment_id, where={"conditions": conditions_of(config, suite)})
         if (run.params.get("model"), run.params.get("prompt_version"), run.tags.get("prompt_hash")) in pairs
         and (run.params.get("scenario"), run.tags.get("scenario_hash")) in scenarios
         and run.params.get("repeat") in repeats

@@ -1,4 +1,4 @@
-"""Reads, counts and filters runs. Finds those that results exclude: twins (second runs of a cell) and stale runs."""
+"""Reads, counts and filters runs. Finds those that results exclude: duplicate runs of a cell, and stale runs."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def count_states(runs: Iterable[StoredRun]) -> CellCounts:
     return CellCounts(cells=states.total(), pending=states["pending"], judged=states["judged"], failed=states["failed"])
 
 
-def cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
-    """Return the cells of an experiment, newest first, without twins and superseded runs."""
-    # Twins may have different states, so the filter by state is applied after they are removed.
+def current_runs(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> list[StoredRun]:
+    """Return the cells of an experiment, newest first, without duplicates and superseded runs. Stale runs are kept."""
+    # Duplicates may have different states, so the filter by state is applied after they are removed.
     state = where.get("state")
     where_any_state = {key: value for key, value in where.items() if key != "state"}
     runs = list(search_cells(store, experiment_id, where_any_state))
-    twins = twin_runs(runs)
-    return [run for run in runs if run.run_id not in twins and (state is None or run.state == state)]
+    duplicates = duplicate_runs(runs)
+    return [run for run in runs if run.run_id not in duplicates and (state is None or run.state == state)]
 
 
 def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) -> Iterator[StoredRun]:
@@ -61,8 +61,8 @@ def search_cells(store: RunStore, experiment_id: str, where: Mapping[str, str]) 
             yield run
 
 
-def twin_runs(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the ids of twins: finished runs that are ignored because another finished run has the same cell_key.
+def duplicate_runs(runs: Iterable[StoredRun]) -> set[str]:
+    """Return the ids of duplicates: finished runs that are ignored because another finished run has the same cell_key.
 
     Collects with two home folders may generate the same cell at the same time. The run that a judge has scored is kept,
     otherwise the oldest, which is more likely to be on a sheet. Keeping the better answer would bias the results.

@@ -13,7 +13,7 @@ class RunState(StrEnum):
     """State of a cell's run."""
 
     PENDING = "pending"  # answered; waiting for a judge
-    JUDGED = "judged"  # every tip is scored, or the answer is floored
+    JUDGED = "judged"  # every tip is scored under the pinned rubric, or the answer is floored
     FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 
@@ -60,7 +60,7 @@ class NewRun:
     start_ms: int
     end_ms: int
     ok: bool = True  # False: the status in MLflow is FAILED, not FINISHED
-    cell_key: str | None = None  # only for cells; the store keeps at most one finished run per key
+    cell_key: str | None = None  # only for cells; a retry adds no second finished run with the same key
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -154,7 +154,7 @@ class MemoryStore:
             run_id = uuid.uuid4().hex
             # `checked_tags` escapes values; a StoredRun has the original ones.
             tags = {key: unescape(value) for key, value in wire.checked_tags(run).items() if not is_text_tag(key)}
-            stored = StoredRun(run_id, "RUNNING", run.start_ms, None, params={}, metrics={}, tags=tags)
+            stored = StoredRun(run_id, "RUNNING", run.start_ms, end_ms=None, params={}, metrics={}, tags=tags)
             self._runs[run_id] = _MemoryRun(experiment_id, stored)
             return run_id
 

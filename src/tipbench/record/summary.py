@@ -68,7 +68,7 @@ class Summary:
     failures: tuple[str, ...] = ()  # one line per failed cell
 
     def totals(self) -> dict[str, float]:
-        """Return the numbers for the JSON and for the metrics of the run."""
+        """Return the numbers for `to_json` and for the metrics of `collection_run`."""
         return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
 
     def event(self) -> Collected:

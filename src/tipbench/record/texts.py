@@ -11,7 +11,7 @@ The writer of a text may die at any moment, so readers follow these rules:
 - KEY.meta is empty, and KEY is missing: the first text is still being written.
 
 A text that is written in several requests must not overwrite the parts of the current one. If the numbers would
-overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first one, `first`.
+overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first new one, `first`.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def to_tags(key: str, text: str) -> dict[str, str]:
     """Return the tags that hold this text: one tag if it fits, otherwise numbered parts and their `.meta`."""
     check_key(key)
     escaped = escape(text)
-    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, first=1)
+    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, escaped, first=1)
 
 
-def _split(key: str, text: str, *, first: int) -> dict[str, str]:
+def _split(key: str, text: str, escaped: str, *, first: int) -> dict[str, str]:
     """Return the parts of a long text, numbered from `first`, and their `.meta`."""
-    escaped = escape(text)
     parts = [escaped[start : start + TAG_CHARS] for start in range(0, len(escaped), TAG_CHARS)]
     tags = {_part_tag(key, number): part for number, part in enumerate(parts, start=first)}
     meta = {"parts": len(parts), "chars": len(text), "sha256": _sha256(text)}
@@ -106,7 +105,7 @@ def multi_request_tags(key: str, text: str, current: Mapping[str, str]) -> tuple
     old_numbers = _part_numbers(key, current)
     n_parts = len(tags) - 1  # the other tag is .meta
     if old_numbers and old_numbers.start <= n_parts:  # the numbers overlap
-        tags = _split(key, text, first=old_numbers.stop)
+        tags = _split(key, text, escape(text), first=old_numbers.stop)
     last = {key + _META: tags.pop(key + _META)}
     if key not in current and key + _META not in current:
         tags = {key + _META: ""} | tags  # written before the parts: parts without .meta would count as damaged
@@ -118,8 +117,8 @@ def unneeded_tags(key: str, tags: Mapping[str, str]) -> list[str]:
     text_tags = tags_of(key, tags)
     part_tags = sorted(text_tags.keys() - {key, key + _META})
     if key + _META not in text_tags:
-        return part_tags if key in text_tags else []
-    if not text_tags[key + _META]:
+        return part_tags if key in text_tags else []  # without KEY, the text is damaged: keep its parts
+    if not text_tags[key + _META]:  # readers ignore the parts
         return [*part_tags, key + _META]
     numbers = _part_numbers(key, tags)
     if numbers is None:  # .meta is invalid, so it is unknown which tags are needed

@@ -81,7 +81,7 @@ class Writers:
                 last_reported = left
             now = time.monotonic()
             since = self._unavailable_since  # read once: a thread may set it to None
-            if since is not None and now - max(since, started) > max_unavailable_s:
+            if since is not None and now - max(since, started) > max_unavailable_s:  # counted from `started` or later
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if max_total_s is not None and now - started > max_total_s:
                 raise MlflowUnavailable(f"MLflow took longer than {max_total_s:g} s. {self._journal_note()}")
@@ -116,7 +116,7 @@ class Writers:
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
         failed_before = entry.record_id in self._n_stored_at_failure
-        may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED
+        may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED  # a repeated refusal has the same id
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
         except MlflowUnavailable as exc:
@@ -142,13 +142,14 @@ class Writers:
         self._journal.put_back(entry)
         if newly_unavailable:
             self._observer(Message(f"{why} Results are kept in the journal until it is available.", warning=True))
-            self._observer(Waiting("MLflow", 0))
+            self._observer(Waiting("MLflow", limit_s=0))
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Retry a result after a server error, skip it if MLflow rejects it, or raise if MLflow rejects everything.
+        """Retry a result after a server error (5xx). Skip it after many of them, or if MLflow rejects it (400).
 
-        A skipped result stays in the journal. When draining, an invalid result (400) is moved to another file.
+        Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped result stays in the
+        journal; when draining, a rejected one is moved to another file.
         """
         if exc.status >= 500:
             with self._lock:
@@ -156,7 +157,7 @@ class Writers:
                 stored_since = self._n_stored - self._n_stored_at_failure.get(entry.record_id, self._n_stored)
                 others_succeed = stored_since >= _MIN_OTHERS_STORED
                 failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
-            give_up = failed_often and (others_succeed or self._draining)
+            give_up = failed_often and (others_succeed or self._draining)  # a drain can continue without the result
             if not give_up:
                 self._retry_later(entry, str(exc))  # may be temporary, such as a locked database or a full disk
                 return

@@ -46,7 +46,7 @@ def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tupl
     """Yield each decision that has a reward with this reward, in the order of the rewards. Ignores late rewards."""
     for reward in read_entries(database, kinds=("reward",)):
         if policy is None or reward.policy == policy:
-            decision = read_entry(database, reward.body["score"])
+            decision = read_entry(database, reward.body["score"])  # the decision's entry number
             if decision is not None:
                 yield decision, reward
 
@@ -70,11 +70,11 @@ def _dsjson_line(decision: Entry, reward: Entry) -> dict[str, Any]:
     candidates = body["request"]["candidates"]
     chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
-    context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}
+    context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}  # of the decision
     # The values of a task are moved to its tip, because VowpalWabbit's namespaces are flat.
     tips = [{**candidate, **(candidate.get("task") or {}), "task": None} for candidate in candidates]
     return {
-        "_label_cost": -(reward.reward or 0.0),  # a reward entry always has a reward
+        "_label_cost": -(reward.reward or 0.0),  # `or` is only for mypy: a reward entry has a reward
         "_label_probability": body["probabilities"][chosen],
         "_label_Action": chosen + 1,
         "_labelIndex": chosen,
@@ -120,6 +120,6 @@ def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
         "action": actions,
         "position": None,
         "reward": [reward.reward for _, reward in rounds],
-        "pscore": [row[action][0] for row, action in zip(distributions, actions, strict=True)],
+        "pscore": [distribution[action][0] for distribution, action in zip(distributions, actions, strict=True)],
         "pi_b": distributions,
     }

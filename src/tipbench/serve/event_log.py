@@ -6,11 +6,11 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | chose the tip | the reward | action, dwell_ms, score (its seq); a reward also x, … |
+| score | that chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
+| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score (its seq); a reward also x, … |
 | reset | | | erase |
-| import | learned the state | | name, document |
-| signal | runs as shadow | 1 if it agrees | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| import | that learned the state | | name, document |
+| signal | the shadow | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Keys:
 
 
 def load_keys(home: Path) -> Keys:
-    """Return the keys of a home folder; creates its secret if it is missing."""
+    """Return the `Keys` with the secret of a home folder; creates the secret if it is missing."""
     path = make_folder(home) / SECRET_FILE
     with convert_home_errors(path, "cannot be read"):
         if not path.exists():
@@ -165,6 +165,7 @@ def read_users(database: Database) -> list[str]:
 def read_resets(database: Database, user: str) -> tuple[int, int]:
     """Return the entry numbers of the user's last reset and of the last reset with `erase`; 0 if there is none."""
     last_reset = last_erase = 0
+    # Resets have no event id. With `event IS NULL`, the index `log_user` skips scores, rewards and signals.
     for seq, body in database.execute(
         "SELECT seq, body FROM log WHERE user = ? AND event IS NULL AND kind = 'reset' ORDER BY seq", (user,)
     ):

@@ -18,7 +18,7 @@ from tipbench.serve.tallies import LOG_FULL_VOLUME, Tallies
 
 Floats = NDArray[np.float64]
 
-# Constants, because running statistics would change the meaning of what policies have learned
+# Features are scaled by constants: running statistics would change the meaning of what policies have learned.
 MAX_AGE_DAYS = 30.0
 MAX_DWELL_MS = 600_000.0  # 10 minutes
 MAX_OPEN_TASKS = 20.0

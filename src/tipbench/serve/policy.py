@@ -55,8 +55,9 @@ def reward_of(request: RewardRequest) -> float:
 class Ridge:
     """Ridge regression of one user's rewards under one policy, updated one reward at a time.
 
-    The weights are θ = V(b + λθ₀), with A = Σxxᵀ, b = Σrx, V = (λI + A)⁻¹ and the prior θ₀. Only A and b are stored:
-    they depend neither on θ₀ nor on λ, so they can be merged, and used with a new prior or another λ.
+    The weights are θ = V(b + λθ₀), with A = Σxxᵀ and b = Σrx over features x and rewards r, V = (λI + A)⁻¹ and the
+    prior θ₀. Only A and b are stored: they depend neither on θ₀ nor on λ, so they can be merged, and used with a new
+    prior or another λ.
     """
 
     __slots__ = ("_prior_term", "_theta", "_v", "a", "b", "lam", "n", "reward_sum")
@@ -107,7 +108,7 @@ class Ridge:
         return self._theta
 
     def snapshot(self) -> Ridge:
-        """Return a read-only copy: its `v`, `theta`, `n` and `reward_sum` stay when the original is updated."""
+        """Return a read-only copy: its `v`, `theta`, `n` and `reward_sum` stay the same if the original is updated."""
         copy = object.__new__(Ridge)
         # `a` and `b` are shared, so the copy must not be updated.
         copy.a, copy.b, copy.n, copy.reward_sum, copy.lam = self.a, self.b, self.n, self.reward_sum, self.lam

@@ -43,7 +43,7 @@ class Prior:
     def save(self, path: Path) -> None:
         """Write the file; raises UsageError if it cannot be written."""
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, allow_nan=False)
-        write_output(path, f"{text}\n", "--out")
+        write_output(path, f"{text}\n", flag="--out")
 
 
 _PRIOR_ADAPTER = TypeAdapter(Prior)

@@ -23,7 +23,7 @@ from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
 from tipbench.serve.service import PolicyService, Result, request_time
 from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
 
-_SAVE_COUNTS_S = REREAD_S  # the panel reads the saved counts
+_SAVE_COUNTS_S = REREAD_S  # the panel reads the saved counts, which are about this old at most
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
@@ -81,7 +81,7 @@ class Recommender:
         return any(self.switches.shadows().values())
 
     def queue_for_shadows(self, result: Result) -> None:
-        """Queue a recommendation for the shadows, after its response. Never blocks: drops it if a queue is full."""
+        """After a response, queue its request for enabled shadows. Never blocks: a full queue drops and counts it."""
         if result.entry is None:  # a repeated request
             return
         for name, enabled in self.switches.shadows().items():

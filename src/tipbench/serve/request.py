@@ -1,7 +1,7 @@
-"""Requests of the policy server: plain dictionaries, because they are faster than objects, validated by pydantic.
+"""Requests of the policy server: plain dictionaries, validated by pydantic.
 
-`SCORE.validate_json(body)` returns a `ScoreRequest` or raises pydantic's `ValidationError`. The server does the same
-faster, with `fast_validation` of `web/serving_schema.py`.
+They are faster than objects, and logged without conversion. `SCORE.validate_json(body)` returns a `ScoreRequest` or
+raises pydantic's `ValidationError`. The server does the same faster, with `fast_validation` of `web/serving_schema.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def local_time(at: str) -> datetime:
 
 def _check_time(at: str) -> str:
     normalized = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
-    local_time(normalized)
+    local_time(normalized)  # raises ValueError if the time is invalid
     return normalized
 
 
@@ -186,7 +186,7 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
-    """Raise ValueError if the validators of `Time` or `Candidates` would reject or change a value."""
+    """Raise ValueError if `Time` or `Candidates` would reject or change a value. Types and limits must be valid."""
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:
         raise ValueError("the time is changed by validation")

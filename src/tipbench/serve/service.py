@@ -140,8 +140,8 @@ class PolicyService:
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        `signal` is "serve" if the request is for the active policy. Then a repeated request is not a conflict, even if
-        another policy has become active.
+        `signal` is "serve" if the recommender chose the active policy. If the first request had it too, a repeated one
+        is not a conflict, even if another policy has become active.
         """
         serving_policy = known_policy(policy)
         user_key = self.keys.hash_user_id(request["user_id"])
@@ -310,7 +310,7 @@ class PolicyService:
         if erase and folder.exists():  # also if state is in SQLite now: it may have been in files before
             with self._flush_lock:
                 FileStore(folder).erase(user_key)
-                with self._lock:  # this may also have erased the state of rewards since the reset: write it again
+                with self._lock:  # state with rewards since the reset may have been erased too: write it again
                     self._user(user_key).dirty.update(DOCUMENT_NAMES)
                     self._changed_users.add(user_key)
         self.flush()
@@ -331,14 +331,17 @@ class PolicyService:
         with self._lock:
             if score.seq < self._user(score.user).erased_seq:
                 return False
-            agrees = float(body["agrees"])
+            agrees = float(body["agrees"])  # logged in the reward column
             self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
             return True
 
     # Memory and disk
 
     def flush(self) -> None:
-        """Write the state of all changed users, in batches: requests wait only briefly for the lock."""
+        """Write the state of all changed users, in batches: requests wait only briefly for the lock.
+
+        Then drop unchanged users from memory if there are more than _MAX_USERS, those loaded first.
+        """
         with self._flush_lock:
             with self._lock:
                 changed = list(self._changed_users)
@@ -357,7 +360,8 @@ class PolicyService:
                 documents |= self._users[key].documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of all entries in these documents. Read under the lock: otherwise it could fail unnoticed.
+            # The commit of all entries in these documents. Read under the lock, because `pending` does not return a
+            # commit that has failed meanwhile.
             committed = self.log.pending()
         try:
             if committed is not None:

@@ -41,7 +41,7 @@ class PolicyDocument(TypedDict):
     name: str
     seq: Count
     features: str  # version of the feature set
-    n: Count  # rewards
+    n: Count  # number of rewards
     reward_sum: float
     prior: str | None  # hash of the prior at the last reward
     a: list[float]  # upper triangle of Σxxᵀ, row by row
@@ -78,7 +78,7 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     found, supported = f"schema {schema}", f"schema {SCHEMA}"
     if features is not None:
         version = content.get("features")
-        if isinstance(version, str) and version != features.version:
+        if isinstance(version, str) and version != features.version:  # other types are invalid: see below
             is_known = False
         if version:
             found += f" and {version}"

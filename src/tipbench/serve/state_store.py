@@ -140,11 +140,11 @@ class FileStore:
         return self.folder / f"{user}_{SUFFIXES[name]}.json"
 
 
-def open_state(home: Path, kind: str, reads: Database, writes: Database) -> StateStore:
-    """Return the store of a home folder; raises UsageError if `kind` is neither "sqlite" nor "files"."""
-    if kind not in STORE_KINDS:
-        raise UsageError(f"State is stored in {' or '.join(STORE_KINDS)}, not in {kind!r}.")
-    return FileStore(home / FOLDER / STATE_FOLDER) if kind == "files" else SqliteStore(reads, writes)
+def open_state(home: Path, store_kind: str, reads: Database, writes: Database) -> StateStore:
+    """Return the store of a home folder; raises UsageError if `store_kind` is neither "sqlite" nor "files"."""
+    if store_kind not in STORE_KINDS:
+        raise UsageError(f"State is stored in {' or '.join(STORE_KINDS)}, not in {store_kind!r}.")
+    return FileStore(home / FOLDER / STATE_FOLDER) if store_kind == "files" else SqliteStore(reads, writes)
 
 
 def load_user(
@@ -177,21 +177,21 @@ def load_user(
     # A policy without a document had no reward until then.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
-        if user.seqs[name] < user.reset_seq:
+        if user.seqs[name] < user.reset_seq:  # saved before the reset
             user.clear(name, user.reset_seq)
     for entry in read_entries(database, after=max(after, user.reset_seq), user=key, kinds=STATE_CHANGES):
         user.apply(entry)
     return user
 
 
-def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
+def export_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int:
     """Write the state of all users to a new or empty folder and return the number of files. A server may be running."""
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
     target = FileStore(folder)
     n_files = 0
     with closing(open_database(home)) as database:
-        store = open_state(home, state, database, database)
+        store = open_state(home, store_kind, reads=database, writes=database)
         for user in read_users(database):
             user_state = load_user(user, {}, database, store, set_aside=False)
             all_documents = user_state.documents(all_names=True)
@@ -201,7 +201,7 @@ def export_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
     return n_files
 
 
-def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
+def import_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int:
     """Replace state by the files of an export and return the number of files.
 
     All files are validated before the first one is imported. Each file becomes a log entry, so that a rebuild keeps it.
@@ -209,7 +209,7 @@ def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
     if not folder.is_dir():
         raise UsageError(f"State is imported from a folder; {folder} is not one. `tipbench state export` writes one.")
     source = FileStore(folder)
-    with _open_exclusive(home, state) as (log, store):
+    with _open_exclusive(home, store_kind) as (log, store):
         for user in source.users():
             for name, document in source.load(user).items():
                 try:
@@ -231,12 +231,12 @@ def import_state(home: Path, folder: Path, *, state: str = "sqlite") -> int:
     return n_files
 
 
-def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
+def rebuild_state(home: Path, *, store_kind: str = "sqlite") -> int:
     """Compute all state from the log alone and return the number of users who have state.
 
     If a document has an unknown schema, raises StateError and changes nothing.
     """
-    with _open_exclusive(home, state) as (log, store):
+    with _open_exclusive(home, store_kind) as (log, store):
         for user in store.users():
             for name, document in store.load(user).items():
                 with suppress(CorruptDocument):  # the rebuild replaces it
@@ -256,12 +256,12 @@ def rebuild_state(home: Path, *, state: str = "sqlite") -> int:
 
 
 @contextmanager
-def _open_exclusive(home: Path, state: str) -> Iterator[tuple[EventLog, StateStore]]:
+def _open_exclusive(home: Path, store_kind: str) -> Iterator[tuple[EventLog, StateStore]]:
     """Open the log and the store while holding the server's lock; raises LockHeld if a server is running."""
     lock = store_lock(home, "tipbench state")
     try:
         log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None)
         with closing(log):
-            yield log, open_state(home, state, log.database, log.writing)
+            yield log, open_state(home, store_kind, reads=log.database, writes=log.writing)
     finally:
         lock.release()

@@ -90,7 +90,8 @@ class Switches:
     ) -> Promotion | None:
         """Return the newest check of these policies and versions if it passed within the last `max_age_s` seconds.
 
-        Searches the newest 100 checks of all policies; an older one is not found.
+        `versions` are those of the policies, their priors, the simulated personas and tipbench. Searches the newest 100
+        checks of all policies; an older one is not found.
         """
         for check in self.promotions(kind="check", limit=100):
             same_policies = (check.candidate, check.baseline) == (candidate, baseline)
@@ -144,7 +145,7 @@ class Switches:
 
     def _switch(self, kind: str, policy: str, *, user: str, body: Mapping[str, Any]) -> Promotion:
         check_policy(policy)
-        self._read_at = None  # read again below: another process may have switched
+        self._read_at = None  # so that `active` reads again: another process may have switched
         return self._record(kind, user=user, candidate=policy, baseline=self.active(), body=body)
 
     def _record(

@@ -74,8 +74,9 @@ class Tallies:
     def features(self, category: str | None, hour: float) -> tuple[float, float, float, float, float]:
         """Return completion, dismissal, dwell, hour alignment and volume of a category.
 
-        The first three are rates, shrunk to the user's rates; dwell is a share of MAX_DWELL_S. The alignment is near 1
-        if tips were completed at this hour. Without a category, the rates are the user's, and the others 0.
+        The first three are rates, shrunk to the user's rates; dwell is a share of MAX_DWELL_S. The alignment is from
+        −1 to 1: near 1 if many tips were completed, all near this hour. Without a category, the rates are the user's,
+        and the others 0.
         """
         completion, dismissal, dwell = self._overall_rates()
         if not category:

@@ -83,7 +83,7 @@ def gain(log: LoggedDecisions) -> Estimate:
 
 ESTIMATORS: dict[str, Callable[[LoggedDecisions], Estimate]] = {
     "IPS": lambda log: clustered_mean(log.weights * log.reward, log.user),
-    "SNIPS": lambda log: clustered_mean(log.reward, log.user, log.weights),
+    "SNIPS": lambda log: clustered_mean(log.reward, log.user, weights=log.weights),
     "DM": lambda log: clustered_mean(log.q_target, log.user),
     "DR": lambda log: clustered_mean(log.doubly_robust, log.user),
 }
@@ -141,7 +141,8 @@ class ReplayedDecision:
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
     """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
 
-    The target policy learns each user's earlier rewards first. Raises UsageError for decisions without probabilities.
+    Its probabilities are computed from the logged requests, after learning the same user's earlier rewards. Raises
+    UsageError for decisions without probabilities.
     """
     users: dict[str, int] = {}  # index of each user
     ridges: dict[str, Ridge] = {}  # by user
@@ -154,7 +155,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
         if entry.kind == "reset":
             ridges.pop(user, None)
             tallies.pop(user, None)
-            waiting = {(owner, event): rest for (owner, event), rest in waiting.items() if owner != user}
+            waiting = {(owner, event): decision for (owner, event), decision in waiting.items() if owner != user}
         elif entry.kind == "score":
             body, candidates = entry.body, entry.body["request"]["candidates"]
             probabilities = body.get("probabilities")
@@ -191,7 +192,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
 def logged_decisions(replayed: Iterable[ReplayedDecision], logged_by: str) -> LoggedDecisions:
     """Return the decisions that the policy `logged_by` made, with estimates of a reward model.
 
-    It is a ridge regression on the target's features with λ = 1. A user's rewards are estimated from other users.
+    The model is a ridge regression on the target's features (λ = 1). A user's rewards are estimated from other users.
     Raises NotEnoughData if the policy has no decisions.
     """
     decisions = [decision for decision in replayed if decision.policy == logged_by]
@@ -225,8 +226,8 @@ class Validity:
     """Rank correlation over tips between a judged scale and the completion rate."""
 
     scale: str
-    tips: int  # number of tips; with fewer than MIN_TIPS there is no correlation
-    correlation: float | None
+    tips: int  # number of tips
+    correlation: float | None  # None with fewer than MIN_TIPS, or if all scores or all rates are equal
     ci_low: float | None
     ci_high: float | None
 

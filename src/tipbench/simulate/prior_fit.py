@@ -36,7 +36,7 @@ class FittedPrior:
     """A prior with the estimates of how much it helps."""
 
     prior: Prior
-    users: int
+    n_users: int
     explained: Estimate | None  # reduction of the squared error per reward, for users that it was not fitted on
     gains: Mapping[str, PriorGain]  # by world; empty for a prior fitted on a log
 
@@ -46,7 +46,7 @@ class FittedPrior:
             "policy": self.prior.policy,
             "hash": self.prior.hash,
             "theta": dict(zip(self.prior.names, self.prior.theta, strict=True)),
-            "users": self.users,
+            "users": self.n_users,
             "explained": estimate_json(self.explained),
             "worlds": [
                 {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_own)}
@@ -67,7 +67,7 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
         own_prior = prior
         if evaluated_world is not world:
             own_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
-            own_prior = _make_prior(policy, own_statistics, source)
+            own_prior = _make_prior(policy, own_statistics, source)  # not saved, so its source does not matter
         arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
         held_out_users = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
         without, with_prior, with_own = rollout(held_out_users, arms)
@@ -120,7 +120,7 @@ def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
     for held_out in range(FOLDS):
         theta = statistics.pooled_theta(fold != held_out)
         in_fold = fold == held_out
-        # For each user of this fold: Σ r² − Σ (r − θx)². In the subscripts, d and e are features and n is the user.
+        # For each user n of this fold: Σ r² − Σ (r − θx)² = 2 θ·moment − θᵀ gram θ. d and e are features.
         squares = np.einsum("d,nde,e->n", theta, statistics.gram[in_fold], theta)
         reduction[in_fold] = 2 * statistics.moment[in_fold] @ theta - squares
     has_rewards = statistics.n_rewards > 0

@@ -8,8 +8,8 @@
 | d logs agree | effective sample ≥ 2000, doubly robust gain: lower bound > −0.03, mean weight close to 1 |
 | e operations | fewer than 0.1 % of the shadow calls missing, no errors, same feature schema |
 
-A lower bound is the lower end of the two-sided 95 % interval of the gain, clustered by user. A clause without enough
-data is neither passed nor failed.
+A lower bound is the lower end of the two-sided 95 % interval of the gain, clustered by user. Without enough data,
+clauses a to c fail; d and e are neither passed nor failed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FULL, QUICK = Size(), Size(seeds=2, users=200, rounds=100)
 
 @dataclass(frozen=True)
 class Clause:
-    """One condition of the gate; `passed` is None without enough data."""
+    """One condition of the gate; `passed` is None if d or e lacks data."""
 
     name: str  # its letter and title
     passed: bool | None
@@ -73,7 +73,7 @@ class Verdict:
     at: str
     versions: Mapping[str, str | None]
     quick: bool = False
-    validity: tuple[Mapping[str, Any], ...] = ()  # of the judges' scores; for information, not a clause
+    validity: tuple[Mapping[str, Any], ...] = ()  # how judged scores predict completion; not a clause
 
     @property
     def passed(self) -> bool | None:
@@ -212,10 +212,11 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     """Return clause d; `problem` is the reason if there is no log."""
     name, bound = "d logs agree", MIN_LOWER_BOUND_LOGGED
     if log is None:
-        return Clause(name, None, None, bound, problem)
+        return Clause(name, passed=None, value=None, bound=bound, why=problem)
     weights, estimate = weight_diagnostics(log), gain(log)
     if estimate.ci_low is None or estimate.ci_high is None:
-        return Clause(name, None, None, bound, "The log has decisions of one user only; intervals need at least two.")
+        why = "The log has decisions of one user only; intervals need at least two."
+        return Clause(name, passed=None, value=None, bound=bound, why=why)
     why = (
         f"doubly robust gain {_format_estimate(estimate)} from {plural(weights.n_decisions, 'decision')} of "
         f"{plural(estimate.n, 'user')}; effective sample {weights.effective_sample:,.0f}, "
@@ -251,7 +252,7 @@ def operations_clause(record: ShadowRecord, shadow: str) -> Clause:
     name = "e operations"
     if not record.expected:
         why = f"{shadow} has no calls in the log. Enable it and serve for a while."
-        return Clause(name, None, None, MAX_MISSING_SHARE, why)
+        return Clause(name, passed=None, value=None, bound=MAX_MISSING_SHARE, why=why)
     missing = 1 - record.signals / record.expected
     schema = "same feature schema" if record.same_schema else "another feature schema"
     calls = f"{record.signals:,} of {plural(record.expected, 'shadow call')} logged"

@@ -92,7 +92,7 @@ def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) ->
         ones = np.ones(len(rows))
         columns = [rows[:, own.names.index(feature)] if feature in own.names else ones for feature in feature_names]
         by_candidate = np.stack(columns, axis=1)
-        return [float(value) for value in by_candidate.ravel()]
+        return [float(value) for value in by_candidate.ravel()]  # flat, as FeatureSet requires
 
     return replace(policy, name=name, features=FeatureSet(f"{own.version} ({name})", feature_names, compute))
 
@@ -241,11 +241,11 @@ class _UserTallies:
         """Return the FEATURES at this hour, each as categories × users."""
         hour_cos, hour_sin = hour_cos_sin
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums  # the fields of Tally
-        seen_overall = seen.sum(axis=0)
 
         # With fewer tips, a user's overall rate is closer to the default, and a category's rate to the overall rate.
         def overall_rate(total: Floats, n: Floats, default: float) -> Floats:
-            return np.asarray(np.minimum((total.sum(axis=0) + OVERALL_WEIGHT * default) / (n + OVERALL_WEIGHT), 1.0))
+            weighted_total = total.sum(axis=0) + OVERALL_WEIGHT * default
+            return np.asarray(np.minimum(weighted_total / (n.sum(axis=0) + OVERALL_WEIGHT), 1.0))
 
         def category_rate(total: Floats, n: Floats, overall: Floats) -> Floats:
             return np.asarray(np.minimum((total + CATEGORY_WEIGHT * overall) / (n + CATEGORY_WEIGHT), 1.0))
@@ -254,9 +254,9 @@ class _UserTallies:
         # The mean of cos(hour of a completed tip − this hour), with hours as angles; + 1 shrinks it towards 0.
         hour_alignment = np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0)
         values = (
-            category_rate(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
-            category_rate(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
-            category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
+            category_rate(completed, seen, overall_rate(completed, seen, DEFAULT_COMPLETION)),
+            category_rate(dismissed, seen, overall_rate(dismissed, seen, DEFAULT_DISMISSAL)),
+            category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n, DEFAULT_DWELL)),
             hour_alignment,
             np.minimum(np.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )

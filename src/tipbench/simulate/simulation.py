@@ -173,7 +173,7 @@ class Simulation:
             "dim": arm.policy.features.dim,
             "prior": arm.prior.hash if arm.prior else None,
             **estimates(),
-            "personas": [{"persona": persona, **estimates(i)} for i, persona in enumerate(load_personas().names)],
+            "personas": [{"persona": each, **estimates(persona=i)} for i, each in enumerate(load_personas().names)],
             "curve": {
                 "round": shown_rounds.tolist(),
                 "reward": (np.cumsum(result.reward_by_round) / rounds)[shown_rounds - 1].tolist(),
@@ -193,20 +193,20 @@ def simulate(
     started = time.monotonic()
     prior_of = {prior.policy: prior for prior in priors}
     for prior in priors:
-        find_arm(prior.policy).policy.check_prior(prior)
+        find_arm(prior.policy).policy.check_prior(prior)  # raises UsageError
     arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
-    done: dict[int, list[ArmTotals]] = {}  # by seed, one for each arm
+    done: dict[int, list[ArmTotals]] = {}  # by seed; one for each arm
     persona = World(config.world, config.seed, config.users, config.rounds).persona  # the same for every seed
 
     def simulate_seed(seed: int) -> list[ArmTotals]:
         return rollout(World(config.world, seed, config.users, config.rounds), arms)
 
     def results_so_far() -> Simulation:
-        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # the totals of all seeds
+        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, its totals of all seeds
         return Simulation(
             config,
-            {arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
-            np.tile(persona, len(done)),
+            arms={arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
+            persona=np.tile(persona, len(done)),
             seeds_done=len(done),
             seconds=time.monotonic() - started,
         )
@@ -227,8 +227,8 @@ def simulate(
 def _pool_seeds(arm: Arm, by_seed: Sequence[ArmTotals], rounds: int) -> ArmResult:
     return ArmResult(
         arm,
-        np.concatenate([totals.reward for totals in by_seed]) / rounds,
-        np.concatenate([totals.regret for totals in by_seed]) / rounds,
-        np.mean([totals.reward_by_round for totals in by_seed], axis=0),
-        np.mean([totals.regret_by_round for totals in by_seed], axis=0),
+        reward=np.concatenate([totals.reward for totals in by_seed]) / rounds,
+        regret=np.concatenate([totals.regret for totals in by_seed]) / rounds,
+        reward_by_round=np.mean([totals.reward_by_round for totals in by_seed], axis=0),
+        regret_by_round=np.mean([totals.regret_by_round for totals in by_seed], axis=0),
     )

@@ -170,7 +170,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((n_users, n_tastes)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
-        # The linear world has no tastes, so the same random numbers can give its coefficients.
+        # Tastes need these numbers only in the world `drift`, so they can give the coefficients of the linear world.
         self._linear_coefficients = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_hour_cos_sin = _cos_sin(self._per_user("preferred_hour"))
@@ -199,6 +199,7 @@ class World:
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         dwell_normal, hour_normal, volume_normal = normal
+        # The offset, which makes completions more likely, changes the rates too.
         return np.stack(
             [
                 _sigmoid(_logit(completed) + 0.8 * offset),
@@ -252,8 +253,8 @@ class World:
             priority += raw_priority >= cumulative_share * _RAW_LEVELS
         low, high = candidate["lowest_composite"], candidate["highest_composite"]
         composite_step = _pick(raw_composite, int(_STEPS_PER_POINT * (high - low)) + 1)
-        slot = _pick(raw_slot, len(candidate["slot_hours"]))
-        effort = _pick(raw_effort, len(candidate["efforts_min"]))
+        slot_index = _pick(raw_slot, len(candidate["slot_hours"]))
+        effort_index = _pick(raw_effort, len(candidate["efforts_min"]))
         lost_share = settings["lost_rewards"] if self.name is WorldName.LOSSY else 0.0
         action_cdf: tuple[Floats, ...] = ()
         log_dwell = np.empty(0)
@@ -263,12 +264,12 @@ class World:
             tastes = self._later_tastes if number >= self.n_rounds // 2 else self._tastes
             taste_index = self.flat_index(category)
             if self.name is WorldName.NULL:
-                utility = np.full(slot.shape, float(self.personas.column("base").mean()))
+                utility = np.full(slot_index.shape, float(self.personas.column("base").mean()))
             else:
                 busy = (open_tasks > _BUSY_TASKS).astype(np.int64)
-                utility = self._time_utility(hour_cos_sin, slot)
+                utility = self._time_utility(hour_cos_sin, slot_index)
                 utility += _look_up(self._task_table, self.persona, overdue, priority - 1, age)
-                utility += _look_up(self._tip_table, self.persona, busy, effort, composite_step)
+                utility += _look_up(self._tip_table, self.persona, busy, effort_index, composite_step)
             utility += tastes.utility.take(taste_index)
             mean, action_cdf = self._response(utility, tastes.completion_reward.take(taste_index))
             log_dwell = tastes.log_dwell.take(taste_index)
@@ -283,8 +284,8 @@ class World:
             age_days=age,
             priority=priority,
             composite=low + composite_step / _STEPS_PER_POINT,
-            slot_hour=np.array(candidate["slot_hours"]).take(slot),
-            effort_min=np.array(candidate["efforts_min"]).take(effort),
+            slot_hour=np.array(candidate["slot_hours"]).take(slot_index),
+            effort_min=np.array(candidate["efforts_min"]).take(effort_index),
             mean=mean,
             action_cdf=action_cdf,
             log_dwell=log_dwell,
@@ -293,7 +294,7 @@ class World:
             arrives=arrival_uniform >= lost_share,
         )
 
-    def _time_utility(self, hour_cos_sin: Floats, slot: Ints) -> Floats:
+    def _time_utility(self, hour_cos_sin: Floats, slot_index: Ints) -> Floats:
         """Return each user's base utility plus the utility of the hour and of each candidate's slot."""
         hour_cos, hour_sin = hour_cos_sin
         preferred_cos, preferred_sin = self._preferred_hour_cos_sin
@@ -301,7 +302,7 @@ class World:
         by_hour = self._base + self._per_user("hour") * np.exp(4 * (hour_match - 1))
         slot_match = np.maximum(self._slot_hour_cos_sin.T @ hour_cos_sin, 0.0)  # slots × users
         by_slot = by_hour + self._per_user("slot") * slot_match**2
-        return np.asarray(by_slot.take(self.flat_index(slot)))
+        return np.asarray(by_slot.take(self.flat_index(slot_index)))
 
     def _response(self, utility: Floats, completion_reward: Floats) -> tuple[Floats, tuple[Floats, ...]]:
         """Return the mean reward and the `action_cdf` of each candidate; personas.toml has the formula."""
@@ -311,10 +312,10 @@ class World:
         completed, snoozed, dismissed = np.exp(utility), np.exp(snooze), np.exp(dismiss - 0.8 * utility)
         scale = 1 / (completed + snoozed + dismissed + 1.0)  # from weights to probabilities; ignored has the weight 1
         completed, snoozed, dismissed = completed * scale, snoozed * scale, dismissed * scale
-        not_dismissed = completed + snoozed
+        completed_or_snoozed = completed + snoozed
         snooze_reward, dismiss_reward = REWARD_BY_ACTION["snoozed"], REWARD_BY_ACTION["dismissed"]
         mean = completed * completion_reward + snooze_reward * snoozed + dismiss_reward * dismissed
-        return mean, (completed, not_dismissed, not_dismissed + dismissed)
+        return mean, (completed, completed_or_snoozed, completed_or_snoozed + dismissed)
 
     def _linear_mean(self, hour_cos_sin: Floats, overdue: Ints, age: Ints, priority: Ints) -> Floats:
         hour_cos, hour_sin = hour_cos_sin
@@ -327,9 +328,9 @@ class World:
         chosen_index = self.flat_index(chosen)
         mean, uniform = round_.mean.take(chosen_index), round_.action_uniform.take(chosen_index)
         regret = round_.mean.max(axis=0) - mean
-        if not round_.action_cdf:
+        if not round_.action_cdf:  # the linear world
             reward = mean + _LINEAR_NOISE * (uniform - 0.5)
-            return Outcome(None, np.full(len(self), np.nan), reward, regret)
+            return Outcome(action=None, dwell_ms=np.full(len(self), np.nan), reward=reward, regret=regret)
         action = np.zeros(len(self), dtype=np.int64)
         for cumulative in round_.action_cdf:
             action += uniform >= cumulative.take(chosen_index)
@@ -341,13 +342,14 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
-    # The last limit is infinite. Without it, a missing dwell (NaN) also gets a valid index.
+    # NaN, a missing dwell, sorts after all limits. Without the last limit (infinity), its index is valid too.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 
 
 def _mean_completion_reward(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
+    # The last reward, plus at each limit: how much higher the reward is below it × the probability of being below it.
     _, last_reward = REWARD_BY_DWELL[-1]
     mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):
@@ -357,7 +359,7 @@ def _mean_completion_reward(log_dwell: Floats) -> Floats:
 
 
 def _utility_tables(personas: Personas) -> tuple[Floats, Floats]:
-    """Return the utility of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × step)."""
+    """Return utilities of tasks (persona × overdue × priority × age) and tips (persona × busy × effort × composite)."""
 
     def parameter(key: str) -> Floats:
         return personas.column(key)[:, None, None, None]

@@ -122,7 +122,7 @@ def make_panel(
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
     """Return the panel and its database, which the caller closes. Raises UsageError for an invalid setting or file."""
-    settings.collect_config({})  # raises for an invalid setting
+    settings.collect_config(flags={})  # only to raise for an invalid setting
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     authenticator = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)

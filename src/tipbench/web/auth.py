@@ -96,7 +96,8 @@ class TokenStore:
         """Create a token and return it with its secret, which is not stored and cannot be retrieved later."""
         name = normalize_token_name(name, role)
         now = int(self.clock())
-        token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, now, None if life_s is None else now + life_s)
+        expires = None if life_s is None else now + life_s
+        token = Token(secrets.token_hex(_TOKEN_ID_BYTES), role, name, created=now, expires=expires)
         secret = f"tipbench_{token.id}_{secrets.token_urlsafe(32)}"
         self._database.execute(
             "INSERT INTO tokens (id, sha256, role, name, created, expires) VALUES (?, ?, ?, ?, ?, ?)",
@@ -242,7 +243,8 @@ class Sessions:
         if not hmac.compare_digest(_base64url(self._sign(b"session", body.encode())), signature):
             return None
         try:
-            fields = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+            padding = "=" * (-len(body) % 4)  # removed by `_base64url`
+            fields = json.loads(base64.urlsafe_b64decode(body + padding))
             session_id, token_id, issued, expires = fields
             session = Session(str(session_id), str(token_id), int(issued), int(expires))
         except (ValueError, TypeError):
@@ -468,11 +470,11 @@ def cookie_name(request: Request) -> str:
 
 
 def check_origin(request: Request, hosts: Hosts) -> None:
-    """Raise Forbidden for a cross-site request. Clients other than browsers send neither of the two headers."""
+    """Raise Forbidden for a cross-site request. Non-browser clients send neither `Origin` nor `Sec-Fetch-Site`."""
     origin = request.headers.get("origin")
     fetch_site = request.headers.get("sec-fetch-site", "same-origin")
     is_foreign = origin is not None and not hosts.same_origin(origin, request.headers.get("host", ""))
-    if is_foreign or fetch_site not in ("same-origin", "none"):
+    if is_foreign or fetch_site not in ("same-origin", "none"):  # none: started by the user, not by a page
         raise Forbidden(
             f"The request comes from another site ({(origin or fetch_site)[:80]}). Use the panel's own pages.",
             code="foreign_origin",

@@ -124,7 +124,7 @@ class BatchList(Shape):
     next: NextCursor
 
 
-class AnswerShape(Shape):
+class AnswerShape(Shape):  # the scores and flags, or the winner, are extra fields
     """What the judge has entered for an item: the state with the scores and flags, or with the winner of a duel."""
 
     version: int
@@ -169,11 +169,14 @@ class BatchClosedShape(BatchAnswer):
     )
 
 
-RawItem = Mapping[str, Any]
+RawItem = Mapping[str, Any]  # an item of the exported file
 
 
 class SheetItems:
-    """Items with tips to score on the rubric's scales; `raw` is the exported file."""
+    """Items with tips to score on the rubric's scales; `raw` is the exported file.
+
+    The content of an item is what the judge can enter: scores, flags and notes.
+    """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw

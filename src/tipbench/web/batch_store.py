@@ -49,7 +49,7 @@ class Cause(StrEnum):
 class Batch:
     """A sheet judged in the browser. Times are Unix seconds."""
 
-    sheet: str  # its id, which is also the id of the batch
+    sheet: str  # the sheet's id, which is also the id of the batch
     server: str  # identity of the MLflow server that stores the sheet; in the column `place`
     experiment: str
     judge: str
@@ -87,7 +87,7 @@ class ItemVersion:
     updated: float = 0.0  # Unix seconds
 
     def is_result_of(self, cause: Cause, version: int) -> bool:
-        """Return whether `cause` created this version from `version`. The same request again is then a retry."""
+        """Return whether `cause` created this version from `version`. If so, the same request is a retry."""
         return self.cause == cause and self.version == version + 1
 
 
@@ -140,10 +140,10 @@ class BatchStore:
 
     def find_open(self, experiment: str, judge: str, kind: Kind, server: str | None = None) -> Batch | None:
         """Return the judge's most recently updated open batch, or None; `server` limits it to one MLflow server."""
-        candidates = self._batches(
+        open_batches = self._batches(
             "experiment = ? AND judge = ? AND kind = ? AND status = 'open'", (experiment, judge, kind)
         )
-        return next((batch for batch in candidates if server is None or batch.server == server), None)
+        return next((batch for batch in open_batches if server is None or batch.server == server), None)
 
     def find_all(self, experiment: str, judge: str | None = None) -> list[Batch]:
         """Return the batches of an experiment, optionally of one judge, most recently updated first."""
@@ -195,7 +195,7 @@ class BatchStore:
         return [_read_version(row) for row in self._database.execute(statement, (sheet, item))]
 
     def put(self, sheet: str, item: str, version: int, judgement: ItemJudgement, seconds: float) -> ItemVersion:
-        """Save a judgement; `version` is the item's version that the client has read. Repeating it has no effect.
+        """Save a judgement. `version` is the item's version that the client read. Repeating the request has no effect.
 
         Raises VersionConflict if the item has another version now, Conflict if the batch is closed.
         """
@@ -238,6 +238,7 @@ class BatchStore:
                 if row is None:  # deleted because the history was too long
                     raise nothing_to_undo
                 previous = _read_version(row)
+            # The parent is that of `previous`, so the next undo goes one more step back.
             saved = replace(previous, version=current.version + 1, cause=Cause.UNDO, seconds=current.seconds)
             return self._write(db, sheet, saved, spent_s=0.0)
 
@@ -307,7 +308,7 @@ class BatchStore:
 
 
 def _trim_history(db: Connection, sheet: str) -> None:
-    """Delete the oldest versions beyond MAX_HISTORY_BYTES. The current ones are also in `batch_items`."""
+    """Delete the oldest versions beyond MAX_HISTORY_BYTES. Current versions remain in `batch_items`."""
     size = "LENGTH(CAST(content AS BLOB)) + LENGTH(CAST(reason AS BLOB))"
     (total,) = db.execute(f"SELECT TOTAL({size}) FROM batch_history WHERE sheet = ?", (sheet,)).fetchone()  # noqa: S608
     if total > MAX_HISTORY_BYTES:

@@ -139,7 +139,7 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
-        # EVERYBODY is `*`. In earlier versions, a judge's token could have this name.
+        # Also compared with EVERYBODY (`*`): in earlier versions a judge's token could have this name.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         if judge == EVERYBODY:
@@ -200,7 +200,7 @@ class BatchService:
         return self._item_saved(who, batch, saved)
 
     def undo(self, who: Identity, sheet: str, item: str, version: int, experiment: str | None = None) -> ItemSaved:
-        """Restore the previous judgement. Raises Conflict like `save`, or if there is none."""
+        """Restore the previous judgement. Raises Conflict like `save`, or if there is no previous one."""
         batch, batch_items = self.get_own(who, sheet, experiment), self._batch_items(sheet)
         blank = canonical_json(batch_items.blank_content(item_of(batch_items, item)))
         with self._conflict_errors(batch_items, item):
@@ -218,7 +218,7 @@ class BatchService:
         after: str | None = None,
     ) -> HistoryShape:
         """Return a page of an item's saved versions, newest first."""
-        self.get_own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)  # raises NotFound or Forbidden
         batch_items = self._batch_items(sheet)
         sheet_item = item_of(batch_items, item)
         versions = self._store.history(sheet, item)
@@ -238,13 +238,13 @@ class BatchService:
 
     def reopen(self, who: Identity, sheet: str, experiment: str | None = None) -> BatchAnswer:
         """Reopen the batch for revision. Applied scores count until the batch is closed again."""
-        self.get_own(who, sheet, experiment)
+        self.get_own(who, sheet, experiment)  # raises NotFound or Forbidden
         return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
         with convert_option_errors("body"):
-            why = parse_drift_reason(reason, "reason")
+            why = parse_drift_reason(reason, key="reason")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
         already_accepted = batch.status == Status.APPLIED and batch.accepted == why
         if not already_accepted:
@@ -332,7 +332,7 @@ class BatchService:
                 store,
                 batch.experiment,
                 filled_file(self._batch_items(batch.sheet), batch.judge, versions),
-                ApplyOptions(Identity(batch.judge, Role.JUDGE, ""), batch.judge, final=is_final),
+                ApplyOptions(Identity(batch.judge, Role.JUDGE, token_id=""), judge=batch.judge, final=is_final),
             )
             if result["applied"] == 0 and result["held"] == 0:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")

@@ -21,7 +21,7 @@ from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
-from tipbench.record.reader import FILTERS, cells, newest_run
+from tipbench.record.reader import FILTERS, current_runs, newest_run
 from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
@@ -30,8 +30,8 @@ from tipbench.web.errors import NotFound, convert_option_errors, convert_validat
 from tipbench.web.queries import Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
-# Characters of a query parameter. For a list, `Query` limits only the number of values. Longer values are cut;
-# no stored name is that long.
+# Maximum characters of a query parameter. For a list, the `max_length` of `Query` is a number of values, so longer
+# values are cut in `parse_board_query`; no stored name is that long.
 _MAX_LENGTH = 500
 
 
@@ -98,7 +98,7 @@ class ChartQuery:
 class Facets:
     """Values that an experiment's cells can be filtered by, independent of the current filter."""
 
-    cells: int
+    n_cells: int
     models: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
     personas: tuple[str, ...] = ()
@@ -111,14 +111,14 @@ def facets(queries: Queries, store: RunStore, experiment: Experiment) -> Facets:
     cached_store = queries.cached_store(store, experiment)
 
     def read() -> Facets:
-        runs = cells(cached_store, experiment.experiment_id, {})  # newest first
+        runs = current_runs(cached_store, experiment.experiment_id, where={})  # newest first
         conditions = Counter(run.tags["conditions"] for run in runs if "conditions" in run.tags)
 
         def values(param: str) -> tuple[str, ...]:
             return tuple(sorted({run.params[param] for run in runs if run.params.get(param)}))
 
         return Facets(
-            cells=len(runs),
+            n_cells=len(runs),
             models=values("model"),
             prompts=values("prompt_version"),
             personas=values("persona"),
@@ -228,7 +228,7 @@ class BoardUrl:
             for label, value, change in filters
         ]
 
-    def hidden(self, *without: str) -> Params:
+    def hidden_fields(self, *, without: Collection[str]) -> Params:
         """Return the parameters for the hidden fields of a form; `without` are the names of its visible fields."""
         return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
 
@@ -301,14 +301,14 @@ Outcome = Literal["win", "loss", "tie"]
 
 
 @dataclass(frozen=True)
-class Side:
+class RowResult:
     """A row's result in one scenario: its mean composite, and its answers."""
 
     composite: float | None
     answers: tuple[Answer, ...]
 
     def response(self) -> SideShape:
-        """Return this side as part of the API's response."""
+        """Return this result as part of the API's response."""
         answers = [
             AnswerShape.model_validate(
                 {
@@ -333,8 +333,8 @@ class ScenarioComparison:
 
     scenario: str
     card: Mapping[str, Any] | None
-    own: Side
-    other: Side | None
+    own: RowResult
+    other: RowResult | None
     difference: float | None
 
     @property
@@ -436,6 +436,7 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     for pair, role, difference in named_rows:
         if pair is not None and pair != standing.pair and pair in rows:
             return OtherRow(rows[pair], role, difference)
+    # Otherwise, the row is itself the leader, or there is no leader.
     first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if first_scored is None:
         return None
@@ -467,28 +468,30 @@ def _comparisons(
     compared_cells = tuple(cell for cell in all_cells.cells if cell.pair in compared_pairs)
     cached_store = queries.cached_store(store, experiment)
     scenario_answers = read_answers(cached_store, experiment, board, replace(all_cells, cells=compared_cells))
-    own_sides = _sides(board, own, own_pairs, scenario_answers)
-    other_sides = _sides(board, other, other_pairs, scenario_answers) if other is not None else {}
+    own_results = _row_results(board, own, own_pairs, scenario_answers)
+    other_results = _row_results(board, other, other_pairs, scenario_answers) if other is not None else {}
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
     for cell in compared_cells:
         runs[cell.scenario].append(cell.run)
     cards: dict[str, Mapping[str, Any] | None] = {}
     for each in scenario_answers:
-        # A cell that failed after the content changed has an entry of its own. The newest answer's card is shown.
+        # If a cell failed after the scenario's content changed, both content versions are on the board.
+        # The card of the newest answer is shown.
         newest = newest_run(runs[each.scenario])
         if any(answer.run_id == newest.run_id for answer in each.answers):
             cards[each.scenario] = each.card
-    for scenario, own_side in own_sides.items():
-        other_side = other_sides.get(scenario)
+    for scenario, own_result in own_results.items():
+        other_result = other_results.get(scenario)
         difference = None
-        if other_side is not None and own_side.composite is not None and other_side.composite is not None:
-            difference = own_side.composite - other_side.composite
-        yield ScenarioComparison(scenario, cards[scenario], own_side, other_side, difference)
+        if other_result is not None and own_result.composite is not None and other_result.composite is not None:
+            difference = own_result.composite - other_result.composite
+        yield ScenarioComparison(scenario, cards[scenario], own_result, other_result, difference)
 
 
-def _sides(
+def _row_results(
     board: Leaderboard, row: Pair, pairs: Collection[Pair], scenario_answers: Iterable[ScenarioAnswers]
-) -> dict[str, Side]:
+) -> dict[str, RowResult]:
+    """Return a row's results by scenario; `pairs` are those that the row averages."""
     answers: dict[str, list[Answer]] = defaultdict(list)
     for each in scenario_answers:
         for answer in each.answers:
@@ -501,7 +504,9 @@ def _sides(
         for index, scenario in enumerate(matrix.scenarios):
             if matrix.judged[index, column]:
                 composites[scenario] = float(matrix.values[index, column])
-    return {scenario: Side(composites.get(scenario), tuple(row_answers)) for scenario, row_answers in answers.items()}
+    return {
+        scenario: RowResult(composites.get(scenario), tuple(row_answers)) for scenario, row_answers in answers.items()
+    }
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:

@@ -51,7 +51,7 @@ class Cache:
             return cast("_T", entry.value)
 
     def make_room(self, size: int) -> None:
-        """Increase the size to at least `size`. An LRU cache never hits if a list longer than it is read in order."""
+        """Grow to at least `size`: an LRU cache never hits if a longer list is read in order again and again."""
         with self._lock:
             self._size = max(self._size, size)
 

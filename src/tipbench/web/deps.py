@@ -179,10 +179,10 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# On a router, LIMIT_SHEET_REQUESTS comes before authorisation, because authorisation reads the body for the CSRF token.
-# With the scope "function", dependencies end before the response is sent, in reverse order. A delayed response has
-# released LIMIT_FILLED_SHEETS. It still holds the token's slot, so that other requests of the token do not reveal when
-# the work ended.
+# On a router, LIMIT_SHEET_REQUESTS comes before authorisation. Authorisation reads the body for the CSRF token, so the
+# body's limit must be set first. With the scope "function", dependencies end before the response is sent, in reverse
+# order. A delayed response has released LIMIT_FILLED_SHEETS. It still holds the token's slot, so that other requests of
+# the token do not reveal when the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

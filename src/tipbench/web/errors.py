@@ -303,7 +303,7 @@ def validation_message(problems: Sequence[Any]) -> str:
 
 
 def problem_path(problem: Any) -> str:
-    """Return the path of a pydantic error in the request; shortened, because the client chooses its keys."""
+    """Return the path of a pydantic error in the request; shortened, because it may contain long keys of a client."""
     return ".".join(str(part)[:80] for part in problem["loc"][:8]) or "body"
 
 

@@ -122,7 +122,7 @@ def body_schema(
 
 
 def _inline_references(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace references by their definitions: FastAPI publishes those only of bodies that it parses itself."""
+    """Replace references by their definitions. FastAPI publishes definitions only for bodies that it parses itself."""
     if isinstance(schema, list):
         return [_inline_references(each, definitions) for each in schema]
     if not isinstance(schema, dict):

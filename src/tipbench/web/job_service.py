@@ -305,8 +305,8 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: st
     Raises Forbidden if there is none, or if the job's servers or suite are no longer permitted.
     """
     old = panel.jobs.store.get(job_id)
-    restricted = (*URL_KEYS, "suite")
-    panel.permissions.config({name: old.arguments[name] for name in restricted if old.arguments.get(name) is not None})
+    restricted = {name: old.arguments[name] for name in (*URL_KEYS, "suite") if old.arguments.get(name) is not None}
+    panel.permissions.config(restricted)  # raises Forbidden
     changes: dict[str, Any] = {}
     kind, _, _ = str(old.arguments.get("with", "")).partition(":")  # old jobs have the command line in `with`
     if kind == JudgeKind.COMMAND:

@@ -230,7 +230,7 @@ MAX_UPLOAD_BYTES = 128_000_000  # of all owners together
 
 @dataclass(frozen=True)
 class UploadQuota:
-    """Storage limit of one owner. Above it, the oldest uploads are dropped."""
+    """Storage limit of one owner, or of all together. Above it, the oldest uploads are dropped."""
 
     files: int
     bytes: int

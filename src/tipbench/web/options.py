@@ -28,7 +28,8 @@ class PanelOptions:
     port: int = 0
     hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))  # accepted in the Host header
     proxies: tuple[str, ...] = ()
-    ollama_urls: tuple[str, ...] = ()  # these three are allowed in addition to the configured ones
+    # The next three are allowed in addition to the configured servers and suite.
+    ollama_urls: tuple[str, ...] = ()
     mlflow_urls: tuple[str, ...] = ()
     suites: tuple[Path, ...] = ()  # folders
     session_s: int = 12 * 3600
@@ -105,7 +106,7 @@ class OperatorPermissions:
         return {key: self.settings.allowed_servers(key, self.additional_urls[key], find=False) for key in URL_KEYS}
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
-        """Return the settings overridden by `values`. Raises Invalid or Forbidden with the wrong key."""
+        """Return the settings overridden by `values`. Raises Invalid or Forbidden with the path of the wrong value."""
         # An mlflow_url of None means the server from the settings.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         defaults = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}

@@ -25,7 +25,7 @@ from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
-from tipbench.record.reader import FILTERS, cells, count_states, experiments, run_json, run_values, stale_runs
+from tipbench.record.reader import FILTERS, count_states, current_runs, experiments, run_json, run_values, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
@@ -34,7 +34,7 @@ from tipbench.web.errors import Invalid, NotFound, convert_option_errors, valida
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-SNAPSHOTS = 4  # experiments whose runs are cached; four experiments with 2400 cells each take about 40 MB
+SNAPSHOTS = 4  # cached snapshots: runs of one kind in an experiment; four of 2400 cells each take about 40 MB
 # Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and
 # the judging status need them. Other texts, such as prompts, are read on demand.
 _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -87,9 +87,9 @@ class SnapshotStore:
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
         """Read from the snapshot if it covers the experiment, kind and texts, else from the store."""
         kind = where.get("kind", "")
-        is_cached = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
-        has_texts = set(texts) <= set(_CACHED_TEXTS.get(kind, ()))
-        if not is_cached or not has_texts:
+        covers_runs = experiment_id == self._experiment.experiment_id and kind in set(RunKind)
+        covers_texts = set(texts) <= set(_CACHED_TEXTS.get(kind, ()))
+        if not covers_runs or not covers_texts:
             return self._store.read(experiment_id, where=where, texts=texts, limit=limit)
         matching = (
             (run, {name: cached_texts[name] for name in texts if name in cached_texts})
@@ -123,9 +123,9 @@ class ExperimentsPage:
 
 
 RunSort = Literal["-started", "composite", "-composite"]
-MAX_CONDITIONS = 20  # values of `where`
+MAX_WHERE = 20  # number of values of `where`
 # Maximum lengths in characters.
-_MAX_CONDITION = 500
+_MAX_WHERE_CHARS = 500
 _MAX_VALUE = 250
 _MAX_PREVIEW = 140  # the beginning of an answer in a list of runs
 # Tag or param by field of RunFilters.
@@ -150,7 +150,7 @@ class RunFilters(BaseModel):
     sort: RunSort = Field("-started", description="Order: newest first, or by composite, lowest or highest first.")
     where: list[str] = Field(
         [],
-        max_length=MAX_CONDITIONS,
+        max_length=MAX_WHERE,
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
@@ -162,12 +162,12 @@ class RunFilters(BaseModel):
     )
 
     @property
-    def conditions(self) -> dict[str, str]:
+    def where_filters(self) -> dict[str, str]:
         """The filters on params and tags, by key. Raises Invalid if a key has two values."""
         texts = {key: _query_text(getattr(self, name)) for name, key in _FILTER_KEYS.items()}
         filters = {key: text for key, text in texts.items() if text is not None}
         with convert_option_errors("query"):
-            where = parse_filters([text[:_MAX_CONDITION] for text in self.where], filters)
+            where = parse_filters([text[:_MAX_WHERE_CHARS] for text in self.where], filters)
         return {"kind": str(self.kind), **dict(where)}
 
     @property
@@ -214,12 +214,15 @@ class Queries:
     def experiments(
         self, store: RunStore, q: str = "", *, limit: int = sys.maxsize, after: str | None = None
     ) -> ExperimentsPage:
-        """Return a page of tipbench experiments whose name contains `q`, ignoring case."""
+        """Return a page of tipbench experiments whose name contains `q`, ignoring case.
+
+        Cells are counted only for the experiments of the page.
+        """
         all_experiments = experiments(store)
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        fits_cache = len(all_experiments) <= SNAPSHOTS
+        fits_cache = len(all_experiments) <= SNAPSHOTS  # counts their cells only; a board also loads the sheets
         rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
 
@@ -232,7 +235,7 @@ class Queries:
 
     def matching_runs(self, store: RunStore, experiment: Experiment, filters: RunFilters) -> list[StoredRun]:
         """Return all matching runs, in the order of `filters.sort`."""
-        where = filters.conditions
+        where = filters.where_filters
         cached_store = self.cached_store(store, experiment)
         if filters.q and filters.kind is RunKind.CELL:
             cells_with_texts = cached_store.read(experiment.experiment_id, where=where, texts=(CANDIDATES, RAW))
@@ -256,7 +259,8 @@ class Queries:
             if exc.status == 404 and exc.code:  # without a code, the 404 is not from MLflow but from a proxy
                 raise not_found from exc
             raise
-        # MLflow finds a run by its id in any experiment, so check that it belongs to this one.
+        # MLflow finds a run by its id in any experiment, and StoredRun has no experiment id. So search for the run in
+        # this experiment.
         record_id = run.tags.get(RECORD_TAG)
         if record_id is None:
             raise not_found
@@ -338,7 +342,7 @@ class Queries:
         held_sheets = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
 
         def count() -> dict[str, Any]:
-            runs = cells(source, experiment.experiment_id, {})
+            runs = current_runs(source, experiment.experiment_id, where={})
             newest_ms = max((run.end_ms or run.start_ms for run in runs), default=None)
             return {
                 **vars(count_states(runs)),
@@ -350,9 +354,9 @@ class Queries:
 
         counts = self.counts.get(experiment.experiment_id, revision(experiment), count)
         has_scores = counts["judged"] > 0 or counts["provisional"] > 0
-        is_cached = self.small_cache.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
+        board_is_cached = self.small_cache.has(("board", experiment.experiment_id, BoardQuery()), revision(experiment))
         leader: dict[str, Any] | None = None
-        if has_scores and (use_snapshot or is_cached):
+        if has_scores and (use_snapshot or board_is_cached):
             with suppress(TipbenchError):  # the page of the leaderboard shows the error
                 board = self.board(store, experiment, BoardQuery())
                 if pair := board.ranking.leader:

@@ -49,6 +49,7 @@ class Hosts:
         for name in names:
             text = name.strip().lower()
             host = _ipv6_address(text) or host_name(text)
+            # `::1` and `[::1]` have colons, but no port; `[::1]:80` has a port.
             is_ipv6 = _ipv6_address(text.strip("[]")) is not None
             has_port = ":" in text and not is_ipv6
             if host is None or has_port:
@@ -65,9 +66,9 @@ class Hosts:
         return name is not None and (name in self.names or is_loopback_name(name))
 
     def same_origin(self, origin: str, host_header: str) -> bool:
-        """Whether an Origin header is the panel's own: equal to the Host header, or a configured host name.
+        """Whether an Origin header is the panel's own: equal to the Host header, or a configured name on any port.
 
-        The Host header includes the port, so another port of this machine is a different origin.
+        A loopback name must be equal to the Host header, port included: another port of localhost is another program.
         """
         try:
             parts = urlsplit(origin)
@@ -269,7 +270,7 @@ class _Sender:
 def _limit_body(scope: Scope, receive: Receive, clock: Callable[[], float]) -> Receive:
     """Return a `receive` that raises TooLarge when the body exceeds its limit; Content-Length may be missing or wrong.
 
-    Authentication may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
+    `limit_sheet_requests` may lower the limit with `state.max_bytes`. Sets `state.arrived` when the body is complete.
     """
     content_length = int(Headers(scope=scope).get("content-length", "0")[:_MAX_LENGTH_DIGITS])
     received_bytes = 0
@@ -299,7 +300,8 @@ def _too_large(limit: int) -> str:
 # Concurrent exports, previews, applies and closes per token.
 MAX_JUDGE_SHEET_REQUESTS = 1
 MAX_ADMIN_SHEET_REQUESTS = 4
-# Concurrent requests of any kind per judge's token: as many as a browser sends at once. Others wait without a thread.
+# Concurrent requests of any kind per judge's token: as many as a browser sends at once. Further requests of the token
+# wait on the event loop, not in a thread.
 MAX_JUDGE_REQUESTS = 6
 MAX_FILLED_SHEETS = 2  # filled sheets in memory, of all tokens together
 MAX_JUDGE_SHEET_BYTES = 8_000_000  # size of a judge's filled sheet; the limit of admins is MAX_SHEET_BYTES
@@ -337,8 +339,8 @@ class ConcurrencyLimits:
     async def wait_to_respond(self, arrived: float) -> None:
         """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
-        Answers with long notes of other judges take longer to apply than controls. Without the wait, a judge could
-        recognise the controls by the response time.
+        Applying an answer rewrites the notes of other judges on it. A control has no such notes, so an answer with long
+        notes takes longer. Without the wait, a judge could recognise the controls by the response time.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

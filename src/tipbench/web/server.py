@@ -66,7 +66,7 @@ def server_url(sock: socket.socket, host: str) -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to _OPEN_FILES if permitted. Return how many files this process may open."""
+    """Raise the soft limit of open files to _OPEN_FILES if permitted. Return the limit, at most _OPEN_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= target:
@@ -116,7 +116,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._opened_at = self._phase_began_at = self.loop.time()
-        self._phase: tuple[object, ...] = ()
+        self._phase: tuple[object, ...] = ()  # what `_check` found last
         host = self.client[0] if self.client else None
         self._client_key = client_key(host)
         self._timer = self.loop.call_later(self.limits.check_s, self._check)
@@ -132,7 +132,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     @property
-    def _between_requests(self) -> bool:
+    def _between_requests(self) -> bool:  # `cycle` is uvicorn's newest request
         return self.cycle is None or self.cycle.response_complete
 
     @property
@@ -162,7 +162,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         elif cycle.more_body:
             phase, limit_s = ("body", cycle), self.limits.body_s
         else:  # the application computes or streams the response
-            phase, limit_s = ("body", cycle), None
+            phase, limit_s = ("application", cycle), None
         if phase != self._phase:
             self._phase, self._phase_began_at = phase, now
         elif limit_s is not None and now - self._phase_began_at >= limit_s:
@@ -248,7 +248,7 @@ def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
     config = uvicorn.Config(
         drain_rejected_body(app),
         http=Protocol,
-        backlog=_ACCEPTED_AT_ONCE,
+        backlog=_ACCEPTED_AT_ONCE,  # asyncio's; `_Server` sets the kernel's
         log_config=None,
         access_log=False,  # it would contain query strings, and these may contain user ids
         server_header=False,

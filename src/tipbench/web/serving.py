@@ -50,7 +50,7 @@ _MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
 _RETRY_AFTER = ((b"retry-after", b"1"),)
-_GC_THRESHOLDS = (50_000, 20, 100)
+_GC_THRESHOLDS = (50_000, 20, 100)  # of the three generations, see gc.set_threshold
 _validate_recommend = fast_validation(RECOMMEND, check_decision_request)
 _validate_score = fast_validation(SCORE, check_decision_request)
 _validate_reward = REWARD.validator.validate_json
@@ -118,7 +118,7 @@ class PolicyServer:
             self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
         self._routes: dict[str, dict[str, Route]] = {
             "/recommend": {"POST": Route(self._recommend, _validate_recommend, "body.candidates")},
-            "/reward": {"POST": Route(partial(service.reward, None), _validate_reward)},
+            "/reward": {"POST": Route(partial(service.reward, None), _validate_reward)},  # of any policy
             "/reset": {
                 "POST": Route(
                     lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
@@ -245,7 +245,7 @@ class PolicyServer:
             raise
         finally:
             self._checking.discard(header)
-        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # the same token with other spaces is another key
+        if len(self._authorised) >= _MAX_CACHED_TOKENS:  # one token can have many headers, with different spaces
             self._authorised.clear()
         self._authorised[header] = next_check_at
 
@@ -324,7 +324,7 @@ def _error_response(exc: Exception) -> Response:
     if not isinstance(exc, TipbenchError):
         return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
-    if status == 500:  # only errors of the store have no other status
+    if status == 500:  # here only errors of the store have this status
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)

@@ -38,8 +38,8 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
     """Return a function that parses and validates a request. It raises pydantic's ValidationError.
 
     msgspec validates first, because it is faster. Its types are made from pydantic's JSON Schema. They never accept
-    more than pydantic, and sometimes less: not 7.0 for a count. `check` raises ValueError for what JSON Schema cannot
-    express. If one of the two rejects a request, pydantic decides.
+    more than pydantic, and sometimes less: pydantic also accepts 7.0 for a count. `check` raises ValueError for what
+    JSON Schema cannot express. If msgspec or `check` rejects a request, pydantic decides.
     """
     schema = adapter.json_schema()
     validate_with_msgspec = msgspec.json.Decoder(_msgspec_type(schema, schema.get("$defs", {}))).decode
@@ -59,7 +59,7 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
 
 
 def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
-    """Return msgspec's type for a JSON Schema. If a keyword is not supported, the type accepts no value."""
+    """Return msgspec's type for a JSON Schema. It accepts no value if a keyword is unsupported; pydantic decides."""
     keywords = schema.keys() - _ANNOTATIONS
     if keywords == {"$ref"}:
         _, _, name = schema["$ref"].rpartition("/")
@@ -77,7 +77,7 @@ def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
             fields.append((name, field_type) if is_required else (name, field_type, None))
         return msgspec.defstruct(schema["title"], fields, kw_only=True, forbid_unknown_fields=True, gc=False)
     limits = {_META_ARGUMENTS[keyword]: value for keyword, value in schema.items() if keyword in _META_ARGUMENTS}
-    if kind == "number":  # pydantic converts integers to float, which changes larger ones
+    if kind == "number":  # pydantic converts integers to float, which is inexact beyond these limits
         limits = {"ge": -_MAX_EXACT_INTEGER, "le": _MAX_EXACT_INTEGER, **limits}
     if "pattern" in limits:
         limits["pattern"] = limits["pattern"].removesuffix("$") + r"\Z"  # Python's `$` also matches before a newline
@@ -261,12 +261,12 @@ def openapi_document() -> dict[str, Any]:
 
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
-    score = partial(_operation, request="ScoreRequest", example=_SCORE_EXAMPLE, response="ScoreAnswer")
-    reward = partial(_operation, request="RewardRequest", example=_REWARD_EXAMPLE, response="RewardAnswer")
+    score_operation = partial(_operation, request="ScoreRequest", example=_SCORE_EXAMPLE, response="ScoreAnswer")
+    reward_operation = partial(_operation, request="RewardRequest", example=_REWARD_EXAMPLE, response="RewardAnswer")
     policies_by_path = {"egreedy": "egreedy/v1"} | {name: name for name in POLICIES}  # `egreedy` is an alias
     for path, policy in policies_by_path.items():
-        yield f"/score/{path}", {"post": score(f"Pick a tip with {policy}")}
-        yield f"/reward/{path}", {"post": reward(f"Send a reward to {policy}")}
+        yield f"/score/{path}", {"post": score_operation(f"Pick a tip with {policy}")}
+        yield f"/reward/{path}", {"post": reward_operation(f"Send a reward to {policy}")}
         stats = _operation(f"Get what {policy} learned", response="StatsAnswer", has_user_id=True)
         yield f"/stats/{path}", {"get": stats}
     recommend = _operation(
@@ -276,7 +276,7 @@ def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
         response="ScoreAnswer",
     )
     yield "/recommend", {"post": recommend}
-    yield "/reward", {"post": reward("Send a reward to the policy that served the event")}
+    yield "/reward", {"post": reward_operation("Send a reward to the policy that served the event")}
     reset_example = {"user_id": "u1", "erase": False}
     reset = _operation("Clear a user's state", request="ResetRequest", example=reset_example, response="ResetAnswer")
     yield "/reset", {"post": reset}

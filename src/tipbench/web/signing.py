@@ -37,7 +37,7 @@ class Memory(Protocol):
     """A store of accepted signatures. A receiver with several processes needs one that they share."""
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Save the signature for at least twice TOLERANCE_S. Return whether it was not saved before."""
+        """Return whether the signature is new. Save it for at least 2 × TOLERANCE_S: its time may be in the future."""
         ...
 
 
@@ -74,7 +74,8 @@ def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: flo
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, seen: Memory) -> None:
     """Verify a delivery. Raises DeliveryRefused if it is unsigned, forged, outside the time tolerance or replayed.
 
-    A sender's retry is not a replay: it has a new signature. If its delivery id is already processed, respond with 200.
+    A sender's retry is not a replay: it has a new time and signature. If its delivery id is already processed, do
+    nothing and respond with 200.
     """
     by_lower_name = {name.lower(): value for name, value in headers.items()}
     time_text = by_lower_name.get(TIME.lower(), "")

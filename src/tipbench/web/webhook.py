@@ -251,7 +251,8 @@ class WebhookStore:
     def save_attempt(self, delivery: Delivery, attempt: Attempt, next_try: float | None) -> None:
         """Save an attempt and the new state of its delivery.
 
-        A failed attempt is repeated at `next_try`. If that is None, its runs are reported again after the next change.
+        A failed attempt is repeated at `next_try`. If that is None, the delivery fails, and its runs are reported again
+        after the experiment's next change.
         """
         state = attempt.final_state
         if state is DeliveryState.FAILED and next_try is not None:
@@ -440,7 +441,7 @@ class WebhookWatcher:
         self._every_s, self._clock, self._on_unavailable = every_s, clock, on_unavailable
         self._next_check_at = 0.0
         self._collecting: set[str] = set()  # names of experiments with a running collect job
-        self._collected: set[str] = set()  # whose job has stopped running since the last check without an error
+        self._collected: set[str] = set()  # those whose job has stopped; cleared by a check without errors
         self._changing: dict[ExperimentKey, _Change] = {}
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # first error of the last check
@@ -611,4 +612,4 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, c
     watcher = WebhookWatcher(
         store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.mlflow.locate_again
     )
-    return Webhook(Poster(options), store, watcher, lambda: panel.jobs.supervisor.holds_lock)
+    return Webhook(Poster(options), store, watcher, is_leader=lambda: panel.jobs.supervisor.holds_lock)

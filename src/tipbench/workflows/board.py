@@ -77,11 +77,11 @@ def parse_filters(texts: Sequence[str], other_filters: Mapping[str, str] | None 
     return tuple(filters.items())
 
 
-def parse_pair_option(text: str, key: str) -> Pair:
+def parse_pair_option(text: str, option: str) -> Pair:
     """Parse MODEL/PROMPT. Raises InvalidOption. The PROMPT of a reference is ignored: references have none."""
     pair = parse_pair(text.strip())
     if pair is None:
-        raise InvalidOption(key, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
+        raise InvalidOption(option, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
     return board_pair(pair)
 
 

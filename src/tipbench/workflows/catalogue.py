@@ -98,7 +98,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
             if answer.pair != pair or not answer.format_ok:
                 continue
             for tip in answer.tips:
-                text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()
+                text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
                 has_valid_length = 0 < len(text) <= MAX_TIP
                 if not has_valid_length or not tip.scores or tip.overlong:
                     continue
@@ -114,7 +114,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
             tip=text,
             category=category_of(text),
             composite=round(fmean(text_composites), 4),
-            slot_hour=hours[text].pop() if len(hours[text]) == 1 else None,  # None suits any hour
+            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,  # None suits any hour
             effort_min=effort_of(text),
             scores={scale: round(fmean(scores), 4) for scale, scores in sorted(scale_scores[text].items())},
         )

@@ -27,9 +27,9 @@ from tipbench.plan.design import read_design
 from tipbench.record.store import Experiment, RunStore
 
 _MAX_REASON_LENGTH = 1000  # characters
-MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # also options of a collect
+MODEL_OPTIONS = ("ollama_url", "max_model_b", "num_ctx", "evict", "allow_unknown_size")  # a collect has them too
 _ANY_JUDGE = tuple(JudgeKind)
-JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # kinds of judges by option of `judge run`
+JUDGE_OPTIONS: Mapping[str, tuple[JudgeKind, ...]] = {  # by option of `judge run`: the judges it applies to
     **dict.fromkeys(("with", "experiment", "limit", "overlap", "all", "rejudge", "seed", "suite"), _ANY_JUDGE),
     **dict.fromkeys(("wait", "mlflow_url"), _ANY_JUDGE),
     **dict.fromkeys(("judge", "batch", "accept_drift"), (JudgeKind.COMMAND,)),
@@ -121,8 +121,8 @@ def requested_sheet(
             is_mostly_unscored = len(sheet.unscored) > len(sheet.entries) / 2
             if sheet.is_open and is_mostly_unscored:
                 return ExportResult(sheet)
-        # Leave out the unscored cells of the judge's other sheets. If cells were on two sheets, the judge could
-        # recognise controls: they are on only one.
+        # Leave out the unscored cells of the judge's other sheets. Otherwise these cells would be on two sheets but
+        # controls on only one, so the judge could recognise controls.
         unscored = (entry for sheet in own_sheets for entry in sheet.unscored)
         cell_ids = frozenset(entry.run_id for entry in unscored if entry.kind is ItemKind.CELL and entry.run_id)
         export = replace(export, without=cell_ids)
@@ -157,7 +157,8 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accept is not None)
+    accepts_drift = accept is not None  # allowed even after the judge has opened duels
+    applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accepts_drift)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 
@@ -167,7 +168,7 @@ def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest)
 
     Raises NotEnoughData if there are none.
     """
-    cells, board = _read_board(store, experiment)
+    cells, board = _read_cells_and_board(store, experiment)
     selected = focus(cells, board.ranking) if board is not None else None
     if selected is None:
         raise NotEnoughData(
@@ -191,7 +192,7 @@ def duel_request(
 
     Raises NotEnoughData if no pairs are tied. The message names no pair, because judges read it.
     """
-    cells, board = _read_board(store, experiment)
+    cells, board = _read_cells_and_board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
             f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are {TIED}. "
@@ -210,7 +211,7 @@ def duel_request(
     return DuelRequest(runs, cells.rubric, judge=judge, limit=limit, seed=seed, suite=suite)
 
 
-def _read_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
+def _read_cells_and_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
     """Return the cells and their leaderboard, which is None until people have scored cells."""
     cells = read_board(store, experiment.experiment_id, CellFilter())
     if cells.provisional:  # only automatic judges have scored

@@ -66,10 +66,11 @@ class MlflowAccess:
         )
 
     def login(self, url: str) -> MlflowLogin:
-        """Return the credentials and Host header for the MLflow at `url`; empty unless it is the configured server.
+        """Return the credentials and Host header for the configured server; empty if `url` is another server.
 
         Users of the API and of Airflow may name another server, which must not receive the credentials. A login inside
-        `url` is always sent. Without a configured server, the Host header is sent to any server.
+        `url` is always sent. If no server is configured, returns the Host header for any `url`. Raises UsageError if
+        the Host header is invalid.
         """
         host = self.host_header
         host_url = f"http://{host}"

@@ -21,7 +21,8 @@ from tipbench.record.plan_check import Plan, Recorded, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
-PAIRED_SD = 2.0  # standard deviation, over scenarios, of the composite difference of two pairs of small models
+# Standard deviation over scenarios of the composite difference of two pairs; measured with small models.
+PAIRED_SD = 2.0
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
@@ -93,18 +94,18 @@ def plan_outlook(plan: Plan) -> Outlook:
     cells = [planned.cell for planned in plan.cells]
     pairs = {(cell.model, cell.prompt) for cell in cells if not engine_of(cell.model).is_reference}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
-    scenarios = len(design.scenarios)
+    n_scenarios = len(design.scenarios)
     detectable: float | None = None
     if len(pairs) > 1:
-        detectable = smallest_detectable(PAIRED_SD, scenarios, comparisons=len(pairs) - 1, level=design.level)
+        detectable = smallest_detectable(PAIRED_SD, n_scenarios, comparisons=len(pairs) - 1, level=design.level)
     recorded_runs = (plan.recorded.finished.get(planned.key) for planned in plan.cells)
     n_judged = sum(run is not None and run.state == RunState.JUDGED for run in recorded_runs)
-    answers = len(cells) - n_judged
+    n_answers = len(cells) - n_judged
     return Outlook(
-        scenarios=scenarios,
+        scenarios=n_scenarios,
         pairs=len(pairs),
         detectable=detectable,
-        answers=answers,
-        judging_s=answers * plan.config.n_tips * SECONDS_PER_TIP,
+        answers=n_answers,
+        judging_s=n_answers * plan.config.n_tips * SECONDS_PER_TIP,
         composite_range=plan.suite.rubric.composite_range,
     )

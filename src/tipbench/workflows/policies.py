@@ -1,4 +1,4 @@
-"""Report on the policies for the panel and its API. Reads the policy server's database; it need not be running."""
+"""Report on the policies for the panel and its API, from the policy server's database. The server need not run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tipbench.serve.switches import SHADOWS, Switches
 from tipbench.sqlite import Database
 
 DAYS = 14  # in the report
-MAX_POOLED_REWARDS = 10_000  # the newest; they determine the weights over all users
+MAX_POOLED_REWARDS = 10_000  # the newest; the weights over all users are computed from them
 _DAY_S = 86_400.0
 _Z = 1.96  # of a two-sided 95 % interval
 
@@ -82,7 +82,7 @@ class PoliciesReport(TypedDict):
 
 
 def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
-    """Return the report, with one user if an id is given; raises UsageError for an invalid id.
+    """Return the report, also for one user if an id is given; raises UsageError for an invalid id.
 
     Rewards by day and the agreement of shadows are from the last DAYS; counts are from the whole log.
     """
@@ -94,15 +94,13 @@ def read_policies(home: Path, user_id: str | None = None) -> PoliciesReport:
         midnight = time.time() // _DAY_S * _DAY_S
         since = midnight - (DAYS - 1) * _DAY_S
         switches = Switches(database)
+        active = switches.active()
+        policies = [_summary_of_all_users(database, name, since) for name in POLICIES]
+        shadows = [_shadow_summary(database, switches, name, since) for name in SHADOWS]
         user = None
         if user_id is not None:
             user = _user_summaries(database, load_keys(home).hash_user_id(user_id))
-        return {
-            "active": switches.active(),
-            "policies": [_summary_of_all_users(database, name, since) for name in POLICIES],
-            "shadows": [_shadow_summary(database, switches, name, since) for name in SHADOWS],
-            "user": user,
-        }
+        return {"active": active, "policies": policies, "shadows": shadows, "user": user}
 
 
 def set_shadow(home: Path, name: str, *, enabled: bool) -> None:

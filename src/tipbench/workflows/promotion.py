@@ -11,7 +11,7 @@ from typing import Any
 
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import open_database, read_entries, store_exists
-from tipbench.serve.policy import known_policy
+from tipbench.serve.policy import check_policy, known_policy
 from tipbench.serve.prior import Prior
 from tipbench.serve.switches import SHADOWS, Promotion, ShadowCounts, Switches
 from tipbench.simulate.off_policy import (
@@ -62,14 +62,15 @@ def check_promotion(
     user: str = "",
     on_progress: Callable[[Simulation, float], None] | None = None,
 ) -> Verdict:
-    """Check a candidate against a baseline, by default the active policy, and record the verdict.
+    """Check a candidate policy against a baseline policy, by default the active one, and record the verdict.
 
     With `simulation_only`, the event log is not checked. With `quick`, it is not checked either, and the verdict is not
     recorded.
     """
-    candidate = known_policy(candidate).name
+    check_policy(candidate)
     with switches_of(home) as switches:
-        baseline = known_policy(baseline or switches.active()).name
+        baseline = baseline or switches.active()
+        check_policy(baseline)
         if baseline == candidate:
             raise UsageError(
                 f"{candidate} is the baseline too: there is nothing to compare. Choose another --baseline."
@@ -103,7 +104,7 @@ def _check_log(
         decisions_clause = log_clause(logged_decisions(replayed, baseline))
     except NotEnoughData as exc:
         replayed = []
-        decisions_clause = log_clause(None, str(exc))
+        decisions_clause = log_clause(log=None, problem=str(exc))
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
     record = ShadowRecord(
@@ -113,7 +114,7 @@ def _check_log(
         same_schema=_logged_by_current_version(home, baseline),
     )
     shadow_clause = operations_clause(record, shadow or candidate)
-    validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, {}))
+    validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity
 
 
@@ -164,7 +165,8 @@ def evaluate_log(
     """
     replayed = replay_log(home, target, prior)
     with switches_of(home) as switches:
-        logging_policy = known_policy(logged_by or switches.active()).name
+        logging_policy = logged_by or switches.active()
+        check_policy(logging_policy)
     log = logged_decisions(replayed, logging_policy)
     weights = weight_diagnostics(log)
     return {
@@ -192,7 +194,7 @@ def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
     """Make the candidate active. Raises UsageError unless these versions passed a check within MAX_CHECK_AGE_S."""
-    candidate = known_policy(candidate).name
+    check_policy(candidate)
     with switches_of(home) as switches:
         active = switches.active()
         if active == candidate:
@@ -213,6 +215,6 @@ def undo_promotion(home: Path, *, user: str) -> Promotion:
         return switches.undo(user=user)
 
 
-def promotion_json(row: Promotion) -> dict[str, Any]:
+def promotion_json(promotion: Promotion) -> dict[str, Any]:
     """Return a promotion for the API and `--json`."""
-    return {**vars(row), "at": iso(row.at), "user": row.user or None}
+    return {**vars(promotion), "at": iso(promotion.at), "user": promotion.user or None}

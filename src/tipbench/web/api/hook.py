@@ -62,7 +62,7 @@ def test(hook: WebhookParam, body: Annotated[TestRequest, body_of(TestRequest, r
 
 
 def run_test(hook: Webhook | None, experiment: str | None = None) -> Delivery:
-    """Send a test and return its delivery, even a failed one. Raises Conflict without a webhook or during a test."""
+    """Send a test and return its delivery, even if failed. Raises Conflict without a webhook or during another test."""
     if hook is None:
         raise Conflict("No webhook is configured. Set TIPBENCH_HOOK_URL and TIPBENCH_HOOK_SECRET.")
     delivery = hook.test(experiment)

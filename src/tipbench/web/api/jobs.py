@@ -122,7 +122,7 @@ def plan(config: CollectConfigParam, panel: PanelState) -> PlanShape:
 
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
-    """Return the plan for the API and the page that starts a run."""
+    """Return the plan for the API and the start page. `outlook`: what it can detect, and how long judging takes."""
     run_plan, warnings = plan_collect(
         config, panel.settings.home, open_mlflow=lambda: panel.mlflow.connected(config.mlflow_url)
     )
@@ -166,6 +166,7 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
+    # `body` has what the client sent, `config` adds the defaults.
     target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit_keys=frozenset(body.options))
     submitted = start_collect(panel, config, started_by=who.name, idempotency_key=idempotency_key, target=target)
     return respond_with_job(panel, submitted, response)
@@ -336,7 +337,8 @@ class JobFrames:
 
     def more(self) -> tuple[bytes, bool]:
         """Return the frames of new events, and whether the job has ended and all events were returned."""
-        current_job = self._refresh_job()  # before the events, because an ended job has no new ones
+        # Read the job first: if it has ended by now, the events read next are the last ones.
+        current_job = self._refresh_job()
         new_events: list[RecordedEvent] = []
         with suppress(ServerUnavailable):  # the job's runner is no longer configured
             runner = self._service.supervisor.runner_of(self._job)

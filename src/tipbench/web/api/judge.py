@@ -82,7 +82,8 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
     """Parse the filled sheet (JSON or CSV). The dependency on `Judge` authenticates the client before the body is read.
 
-    Waits if too many sheets are in memory. The sheet is freed before FIX_RESPONSE_TIME delays the response.
+    Waits if too many sheets are in memory, and raises Busy if the wait is too long. With the scope "function", the
+    sheet is freed before FIX_RESPONSE_TIME delays the response.
     """
     if content_type(request) not in (JSON_TYPE, CSV_TYPE):
         raise Invalid(

@@ -31,10 +31,10 @@ router = APIRouter(
     responses={**COMMON_ERRORS, **EXPERIMENT_ERRORS},
 )
 
-RowModel = Annotated[
+ModelParam = Annotated[
     str, Query(min_length=1, max_length=500, description="The row's model; * if the board ranks prompts.")
 ]
-RowPrompt = Annotated[
+PromptParam = Annotated[
     str, Query(min_length=1, max_length=500, description="The row's prompt; * if the board ranks models.")
 ]
 
@@ -80,8 +80,8 @@ def markdown(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelSta
 @router.get("/{experiment:path}/pairs", summary="Compare a pair")
 def one_pair(
     experiment: ExperimentPath,
-    model: RowModel,
-    prompt: RowPrompt,
+    model: ModelParam,
+    prompt: PromptParam,
     query: BoardQueryParam,
     panel: PanelState,
     store: Store,

@@ -19,7 +19,7 @@ NextCursor = Annotated[
 ]
 # Options of a new sheet, for people or an automatic judge.
 MaxAnswers = Annotated[
-    int | None, Field(ge=1, le=100_000, description="Maximum number of answers; fills whole scenarios first.")
+    int | None, Field(ge=1, le=100_000, description="Maximum number of answers, taken scenario by scenario.")
 ]
 Overlap = Annotated[float, Field(ge=0, le=1, description="Share of the answers that other judges have scored already.")]
 Everything = Annotated[
@@ -414,7 +414,8 @@ class Readiness(Shape):
     mlflow: Literal["answers", "none yet"]
 
 
-# By status: example code, example path and description. The path "" stands for null, which FastAPI would remove.
+# By status: example code, example path and description. Where a real response has the path null, the example has "":
+# FastAPI removes nulls from the OpenAPI document.
 _ERROR_DOCS = {
     400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
     401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),

@@ -32,7 +32,7 @@ from tipbench.workflows.promotion import promotion_json, switches_of
 from tipbench.workflows.simulation import read_simulations
 
 router = APIRouter(prefix="/api/bench", tags=["policies"], dependencies=[ADMINS_ONLY], responses=COMMON_ERRORS)
-_BODY = body_schema(SimulationConfig, {"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
+_BODY = body_schema(SimulationConfig, example={"world": "drift", "seeds": 2}, about="Options of `tipbench simulate`.")
 MaxItems = Annotated[int, Query(ge=1, le=200, description="Maximum number of items; the newest are returned.")]
 UserId = Annotated[
     str | None,

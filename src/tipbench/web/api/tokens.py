@@ -95,7 +95,7 @@ def revoke(token_id: TokenId, panel: PanelState) -> TokenShape:
 def validate_token_request(raw: Mapping[str, Any]) -> TokenRequest:
     """Validate the options of a new token. Raises Invalid with the field's path."""
     token_request = validate_part(TokenRequest, raw, "body")
-    # The results are not used: `create_token` computes them again.
+    # Only the errors matter here: `create_token` computes the values again.
     with convert_usage_errors("body.name"):
         normalize_token_name(token_request.name, Role(token_request.role))
     with convert_usage_errors("body.expires"):

@@ -22,7 +22,7 @@ from tipbench.web.panel import (
     start,
 )
 
-# In order of matching: /experiments/{experiment:path} also matches longer paths, so it must come last.
+# In order of matching: /experiments/{experiment:path} in `leaderboard` also matches longer paths, so it comes last.
 ROUTERS: tuple[APIRouter, ...] = (
     pages.router,
     experiments.router,

@@ -49,15 +49,15 @@ def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTM
 def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of the page: the API's JSON of an experiment with links, texts and the next step."""
     name = str(experiment["experiment"])
-    run_url = f"/run?experiment={quote_path(name)}"
+    start_url = f"/run?experiment={quote_path(name)}"
     if not experiment["cells"]:
-        step, step_url = "Start a run", run_url
+        step, step_url = "Start a run", start_url
     elif experiment["held"]:
         step, step_url = f"Review {plural(experiment['held'], 'held sheet')}", experiment_path(name, "judges")
     elif experiment["pending"]:
         step, step_url = f"Judge {plural(experiment['pending'], 'answer')}", judge_page_url(name)
     elif experiment["failed"]:
-        step, step_url = f"Run {plural(experiment['failed'], 'failed cell')} again", run_url
+        step, step_url = f"Run {plural(experiment['failed'], 'failed cell')} again", start_url
     else:
         step, step_url = "Show the leaderboard", experiment_path(name)
     failed = f", {experiment['failed']:,} failed" if experiment["failed"] else ""

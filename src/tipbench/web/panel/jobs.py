@@ -76,6 +76,7 @@ class JobText:
 
     @property
     def state(self) -> str:
+        """The displayed state: the job's, or "cancelling" or "paused"."""
         if self.cancelling:
             return "cancelling"
         return "paused" if self.paused else self.job.state.value

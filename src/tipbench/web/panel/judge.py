@@ -97,7 +97,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
     if batch.kind == "duel" and n_both_orders:
         n_same = number(outcome["same_in_both_orders"])
         shown = f"{plural(n_both_orders, 'duel')} {'was' if n_both_orders == 1 else 'were'} shown in both orders"
-        sentences = (f"{shown}; in {n_same} of them you chose the same answer both times.",)
+        sentences = (f"{shown}; you chose the same answer both times in {n_same} of {number(n_both_orders)}.",)
     repeats = outcome.get("self_agreement") or {}
     repeat_consistency = None
     if repeats.get("n"):
@@ -360,7 +360,7 @@ def _sheet_page(
         sentences=list(drift_sentences(drift)),
         changes=changes,
         changed_scales=changed_scales(changes),
-        duels="judged_in_both_orders" in result,
+        duels="judged_in_both_orders" in result,  # only results of duels have this key
         judge_url=judge_page_url(upload.experiment),
         apply_url=_experiment_url(f"/judge/uploads/{upload.id}/apply", upload.experiment),
     )
@@ -414,4 +414,5 @@ def _as_judge(identity: Identity) -> Identity:
 
 
 def _experiment_url(path: str, experiment: str) -> str:
-    return f"{path}?{urlencode({'experiment': experiment}, errors='backslashreplace')}"
+    query = urlencode({"experiment": experiment}, errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
+    return f"{path}?{query}"

@@ -117,8 +117,8 @@ def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[di
     views = []
     for sheet in judging.history:
         batch_status = status_by_batch.get(sheet.sheet)  # None for a sheet judged in a file
-        is_held = sheet.status == "held" and batch_status in ("held", None)
-        if is_held and not sheet.provisional:
+        is_being_revised = batch_status not in ("held", None)
+        if sheet.status == "held" and not is_being_revised and not sheet.provisional:
             views.append({"sheet": sheet, "why": drift_summary(sheet.drift), "in_browser": batch_status is not None})
     return views
 
@@ -133,7 +133,7 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
         if scale["beyond"]
     ]
     sentences += limit_sentences(drift)
-    has_numbers = "error" in drift
+    has_numbers = "error" in drift  # error: the mean difference from the reference scores
     if sentences or not has_numbers:
         return sentences
     if drift["verdict"] == "unknown":
@@ -143,7 +143,7 @@ def drift_summary(drift: Mapping[str, Any] | None) -> list[str]:
 
 def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
     """Return all sheets, newest first."""
-    applied = {each.sheet for each in judging.history}
+    applied = {each.sheet for each in judging.history}  # also partly scored sheets, which are still open
     not_applied = [each for each in judging.open_sheets if each.sheet not in applied]
     return sorted([*judging.history, *not_applied], key=lambda sheet: (sheet.exported, sheet.sheet), reverse=True)
 
@@ -284,13 +284,14 @@ def sheet_download(
 ) -> Response:
     """Download an existing sheet, blank or with the scores applied so far."""
     stored = get_sheet(store, experiment, sheet)
+    # The export options are not used, because the sheet exists.
     sheet_request = SheetRequest(ExportRequest(), sheet=sheet, filled=filled, format=form)
     return sheet_response(stored, sheet_request)
 
 
 @dataclass(frozen=True)
-class PageForm:
-    """A submitted form of this page."""
+class JudgesForm:
+    """A sent form of this page, with what its handlers need."""
 
     request: Request
     experiment: str
@@ -312,7 +313,7 @@ class PageForm:
         return RedirectResponse(f"{path}?{change}={quote_path(sheet)}{extra_query}#{change}", 303)
 
     def failed(self, form_name: str, exc: Exception) -> HTMLResponse:
-        """Render the page with the error next to its field, or above the form if no field is wrong."""
+        """Render the page with the error: next to its field if that is in the export form, otherwise as an alert."""
         path = getattr(exc, "path", None) or ""
         _, _, field = str(path).rpartition(".")
         message = str(exc)
@@ -337,18 +338,18 @@ class PageForm:
         )
 
 
-def page_form(
+def judges_form(
     request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
-) -> PageForm:
-    """Return the submitted form."""
-    return PageForm(request, experiment, form.fields, who, panel, store)
+) -> JudgesForm:
+    """Return the sent form."""
+    return JudgesForm(request, experiment, form.fields, who, panel, store)
 
 
-SubmittedForm = Annotated[PageForm, Depends(page_form)]
+SentJudgesForm = Annotated[JudgesForm, Depends(judges_form)]
 
 
 @router.post(_PATH + "/export", dependencies=[LIMIT_SHEET_REQUESTS])
-def export(form: SubmittedForm) -> Response:
+def export(form: SentJudgesForm) -> Response:
     """Create a sheet and redirect to the page, which offers it for download."""
     options: dict[str, Any] = {name: text for name in _EXPORT_TEXTS if (text := form.fields.get(name, "").strip())}
     if overlap := form.fields.get("overlap", "").strip():
@@ -366,7 +367,7 @@ def export(form: SubmittedForm) -> Response:
 
 
 @router.post(_PATH + "/accept", dependencies=[LIMIT_SHEET_REQUESTS])
-def accept(form: SubmittedForm) -> Response:
+def accept(form: SentJudgesForm) -> Response:
     """Accept held scores; the reason is stored with the sheet."""
     sheet = form.fields.get("sheet", "")
     batch_service = batch_service_of(form.request.app)
@@ -383,7 +384,7 @@ def accept(form: SubmittedForm) -> Response:
 
 
 @router.post(_PATH + "/return")
-def send_back(form: SubmittedForm) -> Response:
+def send_back(form: SentJudgesForm) -> Response:
     """Return a held batch to its judge with a note."""
     sheet = form.fields.get("sheet", "")
     try:
@@ -394,7 +395,7 @@ def send_back(form: SubmittedForm) -> Response:
 
 
 @router.post(_PATH + "/run")
-def run_judge(form: SubmittedForm) -> Response:
+def run_judge(form: SentJudgesForm) -> Response:
     """Start an automatic judge as a job."""
     judge = form.fields.get("with", str(JudgeKind.RULES))
     key = form.fields.get("again") or None  # idempotency key: sending the form again starts no second job

@@ -54,7 +54,7 @@ from tipbench.web.panel.pages import SentForm, charts_installed, environment, pa
 from tipbench.web.queries import Queries, experiment_path, get_experiment, revision
 from tipbench.workflows.board import BoardQuery
 
-_PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"
+_PERSONA, _SUITE, _CONDITIONS = "params.persona", "params.suite", "conditions"  # keys of `BoardQuery.where`
 _LETTER_PX = 6.2  # approximate width of a label's character in a chart
 _SLANT = 0.64  # height of a slanted label, relative to its length
 # Charts contain untrusted names. In the sandbox, a chart that is opened directly has no scripts and no origin.
@@ -90,9 +90,12 @@ def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judg
     baseline = Choice(id="baseline", name="baseline", label="Baseline", options=row_options, value=baseline_text(query))
     return {
         "baseline": baseline if len(rows) > 1 else None,
-        "baseline_hidden": url.hidden("baseline"),
+        "baseline_hidden": url.hidden_fields(without=("baseline",)),
         "filters": filters,
-        "filters_hidden": (*hidden_where, *url.hidden("where", "judge", "cluster", "provisional", "exclude")),
+        "filters_hidden": (
+            *hidden_where,
+            *url.hidden_fields(without=("where", "judge", "cluster", "provisional", "exclude")),
+        ),
         "cluster": query.cluster is not None,
         "provisional": query.provisional,
         "has_provisional": any(each.provisional and each.cells for each in judging.judges),
@@ -128,7 +131,7 @@ def _filters(query: BoardQuery, available: Facets) -> Iterable[Choice]:
     if len(suites) > 1:
         yield _where_choice(_SUITE, "Suite", suites, selected.get(_SUITE))
     if len(conditions) > 1:
-        yield _where_choice(_CONDITIONS, "Conditions", conditions, selected.get(_CONDITIONS), "the newest")
+        yield _where_choice(_CONDITIONS, "Conditions", conditions, selected.get(_CONDITIONS), empty_label="the newest")
 
 
 def _where_choice(
@@ -239,9 +242,9 @@ def _board_page(
 ) -> HTMLResponse:
     experiment = mlflow_experiment.name
     fields = fields or {}
-    view = panel.queries.cached_store(store, mlflow_experiment)
+    cached_store = panel.queries.cached_store(store, mlflow_experiment)
     with ThreadPoolExecutor(max_workers=1) as background:  # reads the sheets while MLflow returns the cells
-        decision_future = background.submit(latest_decision, view, mlflow_experiment.experiment_id)
+        decision_future = background.submit(latest_decision, cached_store, mlflow_experiment.experiment_id)
         judging_future = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)
     url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
@@ -259,7 +262,7 @@ def _board_page(
         "url": url,
         "chips": [(f"{chip.label}: {_short(chip.value)}", chip.remove) for chip in url.chips()],
         "options": options_of(url, result.board, available, judging),
-        "recorded": available.cells,
+        "recorded": available.n_cells,
         "pending": judging.pending,
         "held": judging.held,
         "judging": judging_summary(result.board, judging),
@@ -362,8 +365,10 @@ def figures(board: Leaderboard, url: BoardUrl, version: str | None) -> dict[Char
             for theme in ("light", "dark"):
                 chart_url = url.chart(kind, theme=theme, narrow=narrow, revision=version)
                 pictures[f"{width}_{theme}"] = Picture(chart_url, *size)
-        chart = CHARTS[kind]
-        figures_by_kind[kind] = Figure(kind, chart.title, chart.describe(board), chart.caption, pictures)
+        board_chart = CHARTS[kind]
+        figures_by_kind[kind] = Figure(
+            kind, board_chart.title, board_chart.describe(board), board_chart.caption, pictures
+        )
     return figures_by_kind
 
 

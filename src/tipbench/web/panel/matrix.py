@@ -57,6 +57,7 @@ class MatrixRow:
 
     @property
     def values(self) -> list[float]:
+        """The values of the judged entries."""
         return [entry.value for entry in self.entries if entry.value is not None]
 
     @property
@@ -152,8 +153,8 @@ def scenarios_page(
         raise NotFound(f"This board has no scenario {scenario[:100]}.", path="query.scenario")
     position = scenarios.index(scenario)
     scenario_cells = replace(cells, cells=tuple(cell for cell in cells.cells if cell.scenario == scenario))
-    view = panel.queries.cached_store(store, mlflow_experiment)
-    groups = read_answers(view, mlflow_experiment, board, scenario_cells)  # one per content version of the scenario
+    cached_store = panel.queries.cached_store(store, mlflow_experiment)
+    groups = read_answers(cached_store, mlflow_experiment, board, scenario_cells)  # one per version of the scenario
     answers = [(pairs.index(answer.pair), answer) for group in groups for answer in group.answers]
     answers.sort(key=lambda column_and_answer: column_and_answer[0])
     return page(

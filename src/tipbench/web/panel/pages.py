@@ -36,7 +36,7 @@ from tipbench.web.queries import experiment_path, quote_path
 _STATIC_PATH = "/static"
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _IMMUTABLE = "public, max-age=31536000, immutable"
-_REVALIDATE = "no-cache"  # for the version of another release, whose files may differ
+_REVALIDATE = "no-cache"  # for a URL of another release, whose files may differ
 _MAX_COUNTED_JOBS = 100  # keeps the query cheap: every page makes it
 _MACROS = {"form": "macros/form.html", "judge_ui": "macros/judge.html"}  # template global: file
 
@@ -145,7 +145,7 @@ def render(request: Request, name: str, /, **context: Any) -> str:
 def is_mlflow_error(exc: TipbenchError) -> bool:
     """Return whether MLflow is unavailable (503) or returned an error (502). Pages then show what works without it.
 
-    Ollama and Airflow have errors with the same statuses, so use it only for calls to MLflow.
+    Ollama and Airflow have errors with the same statuses, so use this only for calls to MLflow.
     """
     status, _ = status_and_code(exc)
     return status in (502, 503)

@@ -13,7 +13,7 @@ from tipbench.compare.report import STATE_TEXTS, label_of, p_text, state_of
 from tipbench.compare.standings import MAX_NAME_CHARS, baseline_words, rank_words
 from tipbench.compare.statistics import Estimate
 from tipbench.text import interval, number, short_name
-from tipbench.web.api.leaderboard import RowModel, RowPrompt
+from tipbench.web.api.leaderboard import ModelParam, PromptParam
 from tipbench.web.api.runs import ExperimentPath
 from tipbench.web.auth import ADMINS_ONLY
 from tipbench.web.board_query import (
@@ -53,8 +53,8 @@ def pair_page(
     query: PageQuery,
     panel: PanelState,
     store: Store,
-    model: RowModel | None = None,
-    prompt: RowPrompt | None = None,
+    model: ModelParam | None = None,
+    prompt: PromptParam | None = None,
     order: Order = "losses",
     page_number: Annotated[int, Query(alias="page", ge=1, le=10_000)] = 1,
 ) -> Response:
@@ -63,7 +63,7 @@ def pair_page(
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
     result = load_board(panel.queries, store, mlflow_experiment, query)
-    url = BoardUrl(experiment, result.query)
+    url = BoardUrl(experiment, result.query)  # without a baseline that is not on the board
     if model is None or prompt is None:
         leader = result.board.ranking.leader if result.board else None
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
@@ -85,19 +85,19 @@ def pair_page(
         swapped_url=url.pair(view.other.standing.pair) if view.other else None,
         summary=_summary(view),
         against=Choice(
-            id="reference",
-            name="baseline",
+            id="against",
+            name="baseline",  # the URL parameter
             label="Against",
             options=_other_rows(view, pair),
             value=baseline_text(result.query),
         ),
-        hidden=[*url.hidden("baseline"), ("model", model), ("prompt", prompt), ("order", order)],
+        hidden=[*url.hidden_fields(without=("baseline",)), ("model", model), ("prompt", prompt), ("order", order)],
         orders=[(label, here(request, order=key, page=None), key == order) for key, label in ORDERS],
         compared=[
             {"comparison": each, **outcome_text(each), "open": position < EXPANDED}
             for position, each in enumerate(on_page)
         ],
-        rows_are_groups=view.board.by is not None,  # then each answer shows its pair
+        rows_are_groups=view.board.by is not None,  # models or prompts are ranked, so each answer shows its pair
         links=url,
         scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
@@ -136,7 +136,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
     p, verdict = p_text(difference), baseline_words(difference)
     wins, losses, ties = view.count("win"), view.count("loss"), view.count("tie")
     return [
-        ("standing", rank if rank == state else f"{rank}, {state}"),
+        ("standing", rank if rank == state else f"{rank}, {state}"),  # both can be "not ranked"
         ("composite", _estimate_text(estimate) if estimate else "not judged"),
         ("difference", _estimate_text(difference, "+.2f") if difference else None),
         ("p, adjusted for all rows", f"{p}: {verdict}" if p and verdict else p),
@@ -146,7 +146,7 @@ def _summary(view: PairView) -> list[tuple[str, str | None]]:
 
 
 def _estimate_text(estimate: Estimate, spec: str = ".2f") -> str:
-    mean = str(number(estimate.mean, spec))
+    mean = number(estimate.mean, spec)
     bounds = interval(estimate.ci_low, estimate.ci_high, spec)
     return f"{mean} ({bounds})" if bounds else mean
 

@@ -126,7 +126,7 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
             for use, judgement in judgements
             if index < len(judgement.tips)
         )
-        views.append(TipView(tip, rationale, index < n_judged, tip_scores))
+        views.append(TipView(tip, rationale, judged=index < n_judged, scores=tip_scores))
     history = tuple(("replaced", judgement) for judgement in scores.history)
     scales: dict[str, None] = {}  # in order
     for _, judgement in (*judgements, *history):
@@ -136,7 +136,7 @@ def answer_view(run: Mapping[str, Any]) -> AnswerView:
 
 
 def _current_judgements(scores: CellScores) -> Iterator[UsedJudgement]:
-    counted = {judgement.judge for judgement in scores.counted}
+    counted = {judgement.judge for judgement in scores.counted}  # not those applied under another rubric
     for name, judgement in sorted(scores.applied.items()):
         yield ("counts" if name in counted else "other rubric"), judgement
     for _, judgement in sorted(scores.held.items()):
@@ -148,7 +148,7 @@ def _current_judgements(scores: CellScores) -> Iterator[UsedJudgement]:
 
 def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
     """Yield the notices for a run, the most important first."""
-    state, tags = run["state"], run["tags"]
+    state, tags = run["state"], run["tags"]  # only cells have a state; the status is MLflow's
     floored = tags.get("floored") == "true"
     if state == "failed":
         reason = f"{tags.get('failure', 'unknown')}: {tags.get('failure_reason', 'no reason was stored')}"
@@ -178,13 +178,15 @@ def notices(run: Mapping[str, Any], *, stale: bool = False) -> Iterator[Notice]:
     if tags.get("truncated") == "true":
         yield Notice("warn", "The prompt did not fit into the context (num_ctx), so the server truncated it.")
     if tags.get("done_reason") == "aborted":
-        yield Notice("warn", "The server stopped the model, which repeated itself; the text up to then is the answer.")
+        yield Notice(
+            "warn", "The answer ended early, perhaps because the model repeated itself; the text up to then is used."
+        )
     if run["metrics"].get("format_ok") == 0 and not floored and state != "failed":
         yield Notice("info", "The answer is not in the requested format, but its tips could be extracted.")
 
 
 def other_texts(run: Mapping[str, Any], *, with_key: bool) -> list[tuple[str, str]]:
-    """Return the texts without a section of their own; texts that reveal a sheet's key only with `with_key`."""
+    """Return texts without their own section. Those that reveal a sheet's key (each item's run) need `with_key`."""
     names = set(run["texts"])
     if run["tags"].get("kind") == RunKind.CELL:
         names -= set(_TEXTS_WITH_SECTION)
@@ -260,7 +262,7 @@ def memory_evidence(collect_run: StoredRun | None) -> dict[str, Any] | None:
         facts.append(("failed samples", format_metric("residency_unknown_samples", failed_samples)))
     return {
         "run_id": collect_run.run_id,
-        "known": "most_resident" in metrics,  # the embedded engine has no server to observe
+        "known": "most_resident" in metrics,  # not for the embedded engine: it has no server to observe
         "facts": facts,
         "foreign": tags.get("foreign_models", ""),
         "at_most_one": metrics.get("most_resident", 0.0) <= 1,
@@ -312,7 +314,8 @@ def run_page(
         measures=format_metrics(run["metrics"]),
         params=shown_params(run, with_key=key == "shown"),
         answer=answer_view(run) if is_cell else None,
-        scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),  # None if changed
+        # None if it has changed or its suite is not available
+        scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),
         answers_url=BoardUrl(experiment).scenario(params.get("scenario", "")),
         prompt=run["texts"].get(PROMPT),
         raw=run["texts"].get(RAW),

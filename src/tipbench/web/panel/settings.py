@@ -118,7 +118,8 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     except Invalid as exc:
         return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
     submitted_forms: SubmittedForms = request.app.state.submitted_forms
-    if not submitted_forms.first_time(form.fields.get("once", "")):
+    form_id = form.fields.get("once", "")
+    if not submitted_forms.first_time(form_id):
         return _page(request, panel, admin, repeated=token_request.name, status=409)
     return _page(request, panel, admin, made=tokens.create(token_request, panel), status=201)
 
@@ -153,7 +154,7 @@ def _page(
         revoked=next((token for token in newest_first if token.id == revoked and token.state == "revoked"), None),
         own=admin.token_id,
         has_operator_token=panel.options.admin_token is not None,
-        once=secrets.token_urlsafe(16),
+        once=secrets.token_urlsafe(16),  # id of the form, see SubmittedForms
         hook=hook.state(webhook),
         deliveries=[delivery.response() for delivery in deliveries],
         network=network_facts(panel),

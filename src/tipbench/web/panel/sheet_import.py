@@ -47,7 +47,7 @@ def upload_sheet(
     try:
         ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
     except Invalid as exc:
-        error = str(exc).removeprefix("query.judge takes ")  # the form has no parameter of this name
+        error = str(exc).removeprefix("query.judge takes ")  # the start names the API's parameter
         return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
     upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
@@ -61,7 +61,7 @@ def preview(
     get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, error=_EXPIRED)
+        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
     if upload.outcome is not None:
         return _page(request, experiment, upload, outcome=upload.outcome)
     return _preview_page(request, upload, who, store)
@@ -82,7 +82,7 @@ def confirm(
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, None, status=404, error=_EXPIRED)
+        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
     if form.fields.get("sha256") != upload.sha256:
         error = "The form refers to another file than the stored one. Check the preview again."
         return _preview_page(request, upload, who, store, status=409, error=error)

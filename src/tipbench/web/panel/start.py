@@ -171,7 +171,10 @@ class OfferedModels:
 
 
 async def offered_models(panel: Panel, values: Values, wait_s: float) -> OfferedModels:
-    """Return the models of all engines; without Ollama's if it takes longer than `wait_s` or is not allowed."""
+    """Return the models of all engines.
+
+    Ollama's are missing if it takes longer than `wait_s`, or if the values are invalid or not allowed.
+    """
     options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
         config, is_valid = panel.permissions.config(options), True
@@ -373,7 +376,7 @@ class Outcome:
     plan: Mapping[str, Any] | None = None
     failure: str | None = None  # why there is no plan
     key_reused: bool = False  # the form's idempotency key has already started a job with other values
-    not_started: bool = False  # the start button was pressed, but the run would fail
+    not_started: bool = False  # the start button was pressed, but the collect would fail
     status: int = 200
 
 
@@ -397,7 +400,7 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
 
 
 def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> Outcome | None:
-    """Return the reason why a run would fail, or None if it can start."""
+    """Return the reason why a collect would fail, or None if it can start."""
     if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None  # not checked, because Airflow's workers have their own servers
 
@@ -416,11 +419,12 @@ def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) ->
         close_engines(engines, ignore)
     if refusal_error(facts, refused, config) is None:
         return None
+    # The plan lists the refused models.
     return replace(plan_outcome(panel, config), not_started=True, status=422)
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
-_START, _SKIP = "start", "skip"  # buttons that start a run; "skip" leaves out refused models
+_START, _SKIP = "start", "skip"  # buttons that start a collect; "skip" leaves out refused models
 _MAX_FIELDS = 200
 _MAX_KEY_CHARS = 100
 _MAX_SUITES = 50  # offered
@@ -432,7 +436,7 @@ class StartForm:
     """The content of a form, as shown or as submitted."""
 
     values: Values
-    key: str  # idempotency key
+    idempotency_key: str
     start: bool = False  # whether the start button was pressed
     target: CollectTarget = field(default_factory=CollectTarget)
     preselect: bool = False  # whether to check the default models, because no models were chosen
@@ -462,15 +466,15 @@ async def start_page(
 
 @router.post("/run")
 async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Response:
-    """Show the plan or start the run, depending on the button. An invalid form is shown again with its errors."""
+    """Show the plan or start the collect, depending on the button. An invalid form is shown again with its errors."""
     schema = form_schema(panel)
     form = await _read_form(request, schema)
     result = await run_in_threadpool(_submit, panel, schema, form, admin.name)
     if isinstance(result, Submitted):
         return RedirectResponse(f"/jobs/{result.job.id}", status_code=303)
     if result.key_reused:
-        # The user went back and changed the form. With a new key, submitting it again starts the run.
-        form = replace(form, key=new_idempotency_key())
+        # The user went back and changed the form. With a new key, submitting it again starts the collect.
+        form = replace(form, idempotency_key=new_idempotency_key())
     return await _form_page(request, panel, form, result)
 
 
@@ -487,7 +491,7 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
     chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
         target = replace(form.target, explicit_keys=chosen_keys)
-        return start_collect(panel, config, started_by=started_by, idempotency_key=form.key, target=target)
+        return start_collect(panel, config, started_by=started_by, idempotency_key=form.idempotency_key, target=target)
     except Invalid as exc:  # conflicting runner options
         return Outcome(errors={WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
@@ -540,7 +544,7 @@ def _render_form(
         groups=make_form(form_schema(panel), values, outcome.errors, offers),
         outcome=outcome,
         form_error=outcome.errors.get(WHOLE_FORM),
-        key=form.key,
+        key=form.idempotency_key,
         runners=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
         runner=form.target.runner or panel.jobs.default_runner,
         wait_for_judge=form.target.wait_for_judge,
@@ -606,10 +610,10 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
     button = fields.get("do")
     if button == _SKIP:
         values["skip_refused"] = _YES
-    key = fields.get("key", "")
-    has_valid_length = 0 < len(key) <= _MAX_KEY_CHARS
-    if not (has_valid_length and key.isascii() and key.isprintable() and key.strip() == key):
-        key = new_idempotency_key()
+    sent_key = fields.get("key", "")
+    has_valid_length = 0 < len(sent_key) <= _MAX_KEY_CHARS
+    is_valid = has_valid_length and sent_key.isascii() and sent_key.isprintable() and sent_key.strip() == sent_key
+    idempotency_key = sent_key if is_valid else new_idempotency_key()
     wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
     target = CollectTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
-    return StartForm(values, key, start=button in (_START, _SKIP), target=target)
+    return StartForm(values, idempotency_key, start=button in (_START, _SKIP), target=target)

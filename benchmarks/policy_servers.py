@@ -49,7 +49,7 @@ def main(name: str, home: Path) -> None:
             )
         else:
             app = smallest(stack.enter_context(contextlib.closing(_log(home))), load_keys(home), *sample(home / "x"))
-        run_server(app, sock, started=lambda: print(sock.getsockname()[1], token, flush=True))
+        run_server(app, sock, before_start=lambda: print(sock.getsockname()[1], token, flush=True))
 
 
 def sample(home: Path) -> tuple[dict[str, Any], bytes]:

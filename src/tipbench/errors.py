@@ -24,7 +24,7 @@
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalMlflowError          the local MLflow could not be started or stopped
-    ├── JobConflict               the idempotency key is in use, or the job has ended or is still running
+    ├── JobConflict               the idempotency key is in use, or the job's state does not allow the request
     ├── JobStartError             a runner cannot start a job, and a retry would not help
     ├── QueueFull                 the queue of the event log is full; retry
     ├── EventConflict             the request contradicts the recorded event
@@ -154,7 +154,7 @@ class SheetRefused(TipbenchError):
 class SheetsClosed(TipbenchError):
     """A judge who has opened a duel may not use sheets, and one with an open sheet may not open a duel.
 
-    Duels have no controls: a judge who has seen their tips could find the controls of a sheet among the other tips.
+    Duels have no controls, so in a sheet, the tips that a judge has not seen in duels are more likely to be controls.
     """
 
 
@@ -167,7 +167,7 @@ class LocalMlflowError(TipbenchError):
 
 
 class JobConflict(TipbenchError):
-    """The idempotency key is in use, or the job has ended or is still running."""
+    """The idempotency key is in use, or the job's state does not allow the request."""
 
 
 class JobStartError(TipbenchError):

@@ -9,7 +9,7 @@ import pytest
 from support.boards import SCALES
 from support.judging import MODELS, SeededStore, SheetDriver, record_cells
 from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
-from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.cells import CellFilter, read_board_cells
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.plan.suite import load_suite
 
@@ -26,7 +26,7 @@ def driver() -> SheetDriver:
 
 def read(driver: SheetDriver, cell_filter: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
     cell_filter = cell_filter or CellFilter()
-    cells = read_board(driver.store, driver.experiment.experiment_id, cell_filter)
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, cell_filter)
     made = make_board(driver.experiment.name, cells, BoardOptions(scales=SCALES))
     return made, read_answers(driver.store, driver.experiment, made, cells)
 

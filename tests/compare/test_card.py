@@ -116,7 +116,7 @@ def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None
 
 def test_a_tie_without_a_planned_look_names_the_effort_that_would_decide_and_why_there_is_no_look() -> None:
     made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
-    found = summary_card(replace(made, ranking=replace(made.ranking, scenarios_needed=24)))
+    found = summary_card(replace(made, ranking=replace(made.ranking, units_needed=24)))
     assert found.state == "tied"
     assert found.next == (
         "Next: collect and judge 16 more scenarios (32 answers), about 48 minutes, 80 % chance to decide."
@@ -209,5 +209,15 @@ def test_a_board_on_which_every_cell_failed_says_where_to_read_why() -> None:
 
 def test_a_board_by_model_without_a_shared_prompt_says_why_nothing_can_be_ranked() -> None:
     found = card({A: [None] * 4, Pair("b:1b", "v2"): [None] * 4}, cells={"judges": ()}, by="model")
-    assert found.state == "unranked"
+    assert (found.state, found.title) == ("unranked", "No ranking yet")
     assert found.lines == ("Nothing can be ranked: no prompt is shared by all models.",)
+    assert found.next == (
+        "Next: collect and judge the missing answers of a:3b/* and b:1b/*, or compare with `--exclude`."
+    )
+
+
+def test_a_reference_and_a_pair_whose_runs_are_all_stale_need_a_model_too() -> None:
+    found = card({TEMPLATE: GOOD}, cells={"stale": {A: 8}})
+    assert (found.state, found.title) == ("unranked", "No ranking yet: too little is collected")
+    assert found.lines == ("Nothing to rank: all runs of 1 pair are of an older build, prompt or scenario.",)
+    assert found.next == "Next: collect a model with a prompt, which can be ranked."

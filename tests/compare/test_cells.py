@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.boards import cell
-from tipbench.compare.cells import BoardCells, CellFilter, is_excluded, read_board, select_cells
+from tipbench.compare.cells import BoardCells, CellFilter, is_excluded, read_board_cells, select_cells
 from tipbench.compare.matrix import Pair
 from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.scores import NO_SCORES, CellScores, Judgement, run_change, scores_text
@@ -253,7 +253,7 @@ def test_a_failure_that_was_replaced_is_excluded() -> None:
     failed = recorded(store, "nurse@morning", ok=False)
     again = recorded(store, "nurse@morning", supersedes=(failed,))
     other = recorded(store, "nurse@evening", ok=False)
-    board = read_board(store, "1", CellFilter())
+    board = read_board_cells(store, "1", CellFilter())
     assert {each.run.run_id: each.failed for each in board.cells} == {again: False, other: True}
 
 
@@ -263,7 +263,7 @@ def test_scores_are_read_with_the_cells() -> None:
     scores = by_judges(given_by("anna", 12.0, rubric=rubric.tag))
     assert "anna" in scores_text(scores)
     store.update(run_id, run_change(scores, {rubric.tag: rubric}, 1))
-    board = read_board(store, "1", CellFilter())
+    board = read_board_cells(store, "1", CellFilter())
     assert (board.judges, board.rubric, board.cells[0].values["composite"]) == (("anna",), rubric.tag, 12.0)
 
 
@@ -272,7 +272,7 @@ def test_nothing_recorded_or_nothing_that_matches_is_not_enough() -> None:
     experiment = store.ensure_experiment("tip-bench-cells")
     for where in ({}, {"params.model": "nosuch"}):
         with pytest.raises(NotEnoughData, match="No cells match"):
-            read_board(store, experiment.experiment_id, CellFilter(where))
+            read_board_cells(store, experiment.experiment_id, CellFilter(where))
         recorded(store, "nurse@morning")
 
 
@@ -280,8 +280,8 @@ def test_runs_of_other_kinds_are_not_cells() -> None:
     store = MemoryStore()
     recorded(store, "nurse@morning")
     with pytest.raises(UsageError, match="--where kind=judging excludes every cell"):
-        read_board(store, "1", CellFilter({"kind": "judging"}))
-    assert len(read_board(store, "1", CellFilter({"kind": "cell"})).cells) == 1
+        read_board_cells(store, "1", CellFilter({"kind": "judging"}))
+    assert len(read_board_cells(store, "1", CellFilter({"kind": "cell"})).cells) == 1
 
 
 @pytest.mark.parametrize("name", ["baseline:template", "baseline:template/none", "baseline:template/v1", "*/none"])

@@ -12,7 +12,7 @@ from worlds import known
 
 from support.judged import scored
 from support.judging import SeededStore, SheetDriver, fill, items_of, record_cells
-from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
+from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board_cells
 from tipbench.compare.leaderboard import BoardOptions, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.judge.sheet_store import ItemKind
@@ -121,7 +121,7 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     driver = SheetDriver(store, record_cells(store, models=models, prompts="v1"))
     scenarios = sorted({run.params["scenario"] for run in driver.cells().values()})
     judge_some(driver, set(scenarios[2:]))
-    cells = read_board(store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(store, driver.experiment.experiment_id, CellFilter())
     found = known(focused(cells))
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
     done = driver.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)

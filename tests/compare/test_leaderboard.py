@@ -283,7 +283,7 @@ def test_by_model_older_builds_are_flagged_too() -> None:
 def test_per_persona_there_are_fewer_units_and_the_same_means() -> None:
     wide, narrow = made(scored({A: LOW, B: HIGH})), made(scored({A: LOW, B: HIGH}), cluster="persona")
     check_shape(narrow.to_json())
-    assert (narrow.to_json()["cluster"], narrow.ranking.n_scenarios) == ("persona", 4)
+    assert (narrow.to_json()["cluster"], narrow.ranking.n_units) == ("persona", 4)
     assert "leads over 4 personas" in narrow.verdict
     assert not narrow.to_json()["verdict"]["decided"], "four personas cannot decide anything"
     assert rows(narrow)[str(A)]["composite"] == pytest.approx(rows(wide)[str(A)]["composite"])

@@ -21,7 +21,7 @@ def test_a_clear_leader_is_decided() -> None:
     assert found.leader == named(4)[2]
     assert found.decided
     assert found.tied == ()
-    assert found.scenarios_needed is None
+    assert found.units_needed is None
     assert (found.rows[0].rank, found.rows[0].rank_low, found.rows[0].rank_high) == (1, 1, 1)
 
 
@@ -29,7 +29,7 @@ def test_similar_rows_are_tied_with_the_needed_scenarios() -> None:
     found = rank(board(world(np.random.default_rng(12), [0, 0.5, -9], 8)))
     assert len(found.tied) == 1
     assert not found.decided
-    assert known(found.scenarios_needed) > 8
+    assert known(found.units_needed) > 8
     assert found.smallest_detectable is not None
 
 
@@ -47,7 +47,7 @@ def test_identical_rows_share_their_rank_and_are_tied() -> None:
     found = rank(board(np.hstack([same, same, same])))
     assert [row.rank for row in found.rows] == [1, 1, 1]
     assert len(found.tied) == 2
-    assert found.scenarios_needed is None
+    assert found.units_needed is None
     np.testing.assert_allclose([row.p_best for row in found.rows], 1 / 3)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def planned(n_planned: int = 32) -> RankOptions:
 def test_tests_use_the_scenarios_and_the_level_of_the_latest_look() -> None:
     values = world(np.random.default_rng(16), [0, 3.7, 4], 20)
     found = rank(board(values), planned())
-    assert (found.look, found.level, found.n_tested, found.n_scenarios) == (Look(2, 4, 16), 0.0182, 16, 20)
+    assert (found.look, found.level, found.n_tested, found.n_units) == (Look(2, 4, 16), 0.0182, 16, 20)
     at_the_look = rank(board(values[:16]), planned())
     assert [row.to_leader for row in found.rows] == [row.to_leader for row in at_the_look.rows]
     next_look = known(found.next_look)
@@ -128,7 +128,7 @@ def test_scenario_without_a_waiting_answer_counts_for_a_look_even_if_few_rows_ha
     values = world(np.random.default_rng(19), [0, 0, 50], 8)
     values[7, :2] = NAN
     assert rank(board(values), planned()).look is None
-    finished = RankOptions(design=planned().design, finished=frozenset({"s007"}))
+    finished = RankOptions(design=planned().design, finished_scenarios=frozenset({"s007"}))
     assert rank(board(values), finished).look == Look(1, 4, 8)
 
 
@@ -234,8 +234,8 @@ def test_the_short_verdict_of_the_simulations_is_that_of_the_board() -> None:
 def test_scenarios_needed_are_named_only_within_reach() -> None:
     rng = np.random.default_rng(22)
     open_boards = [found for found in (rank(board(world(rng, [0, 1.3], 16))) for _ in range(40)) if not found.decided]
-    named_ones = [found.scenarios_needed for found in open_boards if found.scenarios_needed is not None]
+    named_ones = [found.units_needed for found in open_boards if found.units_needed is not None]
     assert named_ones
     assert all(16 < needed <= 160 for needed in named_ones)
     equal = [rank(board(world(rng, [0, 0], 16))) for _ in range(60)]
-    assert sum(found.scenarios_needed is not None for found in equal) <= 9
+    assert sum(found.units_needed is not None for found in equal) <= 9

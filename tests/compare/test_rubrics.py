@@ -12,7 +12,7 @@ import pytest
 
 from support.judging import SeededStore, SheetDriver, fill, record_cells, three_tips
 from tipbench.compare.answers import read_answers
-from tipbench.compare.cells import BoardCells, CellFilter, find_rubric, read_board, read_rubric
+from tipbench.compare.cells import BoardCells, CellFilter, find_rubric, read_board_cells, read_rubric
 from tipbench.compare.leaderboard import read_leaderboard, scale_names
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
@@ -46,7 +46,7 @@ def harder_suite(folder: Path) -> str:
 
 
 def board(at: SheetDriver, **filters: object) -> BoardCells:
-    return read_board(at.store, at.experiment.experiment_id, CellFilter(**filters))  # type: ignore[arg-type]
+    return read_board_cells(at.store, at.experiment.experiment_id, CellFilter(**filters))  # type: ignore[arg-type]
 
 
 def floors(cells: BoardCells) -> set[float]:

@@ -56,8 +56,8 @@ def test_a_tie_has_names_and_the_needed_scenarios() -> None:
     found = made({A: LOW, B: NEAR})
     assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v1.")
     assert "Too close to call." in found.verdict
-    assert found.ranking.scenarios_needed is None
-    ranking = replace(found.ranking, scenarios_needed=24)
+    assert found.ranking.units_needed is None
+    ranking = replace(found.ranking, units_needed=24)
     assert "About 24 scenarios in all would decide, if the lead is as estimated." in verdict_text(ranking)
 
 

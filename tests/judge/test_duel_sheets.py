@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.judged import judge_at
 from support.judging import SeededStore, SheetDriver, record_cells
-from tipbench.compare.cells import CellFilter, read_board
+from tipbench.compare.cells import CellFilter, read_board_cells
 from tipbench.compare.duels import DuelTable
 from tipbench.compare.leaderboard import BoardOptions, duels_of, make_board, with_duels
 from tipbench.compare.matrix import Pair
@@ -72,7 +72,7 @@ def driver(judged: SheetDriver) -> SheetDriver:
 
 
 def request(driver: SheetDriver, **over: Any) -> DuelRequest:
-    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     ranking = make_board("x", cells, BoardOptions()).ranking
     assert ranking.leader is not None
     among = {ranking.leader, *ranking.tied}
@@ -173,7 +173,7 @@ def test_answers_without_a_tip_are_left_out() -> None:
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, models=MODELS[:2], prompts="v1", write=write))
     judge_at(driver, level)
-    cells = read_board(store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(store, driver.experiment.experiment_id, CellFilter())
     runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells}
     done = export_duels(store, driver.experiment, DuelRequest(runs, cells.rubric, seed=3))
     assert done.without_tips > 0
@@ -334,7 +334,7 @@ def test_a_limit_counts_both_orders(driver: SheetDriver, limit: int, items: int)
 
 
 def test_duels_are_shown_with_the_board_and_do_not_change_it(driver: SheetDriver) -> None:
-    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     before = make_board(driver.experiment.name, cells, BoardOptions())
     assert with_duels(driver.store, driver.experiment, before, cells).duels is None
     apply(driver, filled(export(driver), beta_wins))
@@ -347,7 +347,7 @@ def test_duels_are_shown_with_the_board_and_do_not_change_it(driver: SheetDriver
 
 def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDriver) -> None:
     apply(driver, filled(export(driver), beta_wins))
-    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     assert len(duels_of(driver.store, driver.experiment, cells)) == 16
     assert duels_of(driver.store, driver.experiment, replace(cells, cells=cells.cells[:0])) == []
     assert duels_of(driver.store, driver.experiment, replace(cells, rubric="other@0")) == []
@@ -356,7 +356,7 @@ def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDr
 
 def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> None:
     apply(driver, filled(export(driver), beta_wins))
-    cells = read_board(driver.store, driver.experiment.experiment_id, CellFilter())
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     board = make_board(driver.experiment.name, cells, BoardOptions())
     board = replace(board, ranking=replace(board.ranking, tied=(Pair(MODELS[2], "v1"),)))
     assert with_duels(driver.store, driver.experiment, board, cells).duels is None

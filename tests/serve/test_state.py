@@ -285,6 +285,15 @@ def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) ->
         export_state(tmp_path / "home", tmp_path / "files")
 
 
+@pytest.mark.parametrize("folder", ["a_file", "a_file/folder"])
+def test_an_export_to_an_unusable_folder_names_that_folder_and_not_the_home(tmp_path: Path, folder: str) -> None:
+    work(tmp_path / "home", "sqlite")
+    (tmp_path / "a_file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"a_file.*Choose another folder with --dir") as caught:
+        export_state(tmp_path / "home", tmp_path / folder)
+    assert "TIPBENCH_HOME" not in str(caught.value)
+
+
 def impossible(dim: int = 7) -> bytes:
     """A document that would make every score of its user fail: A is not a sum of squares."""
     head = {"schema": SCHEMA, "user": B, "name": "linucb", "seq": 1, "features": "features-v1/1", "prior": None}

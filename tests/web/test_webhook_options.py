@@ -29,6 +29,9 @@ def options_of(tmp_path: Path, **variables: str) -> WebhookOptions | None:
         ("https://JUDGE.example.org.:8443/hook", "Judge.Example.org"),
         ("http://judge:8080/hook", "http://judge"),
         ("https://[fd00::7]/hook", "fd00::7"),
+        ("https://[fd00::7]:8443/hook", "[fd00::7]"),
+        ("https://judge.example.org/hook", "HTTPS://Judge.example.org"),
+        ("http://judge:8080/hook", "HTTP://Judge"),
     ],
 )
 def test_loopback_and_listed_hosts_are_allowed(tmp_path: Path, url: str, hosts: str) -> None:
@@ -52,6 +55,7 @@ def test_loopback_and_listed_hosts_are_allowed(tmp_path: Path, url: str, hosts: 
         ("judge", "", "HTTP URL"),
         ("https://judge.example.org/", "judge.example.org:443", "without ports"),
         ("https://judge.example.org/", "https://judge.example.org/x", "without ports"),
+        ("https://[fd00::7]:8443/", "[fd00::7]:8443", "without ports"),
     ],
 )
 def test_a_webhook_url_that_is_not_allowed_is_rejected_at_startup(

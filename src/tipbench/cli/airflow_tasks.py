@@ -268,7 +268,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    # None with skip_refused, unless all models are refused.
+    # None if no model is refused; with skip_refused, also unless all are.
     refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
@@ -318,7 +318,8 @@ def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: b
 def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the task of each model, chosen from `tasks[model]` so that the tasks have similar total sizes.
 
-    Cells that are already recorded count too, so that a continued run keeps each model on its host.
+    A model counts with its full size even if its cells are recorded, so that a continued run keeps each model on its
+    host.
     """
     totals: dict[str, float] = {}
     assigned: dict[str, str] = {}
@@ -402,12 +403,12 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
 
 
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
-    """Collect a model's missing cells. Errors are UsageError if a retry cannot help, else another TipbenchError."""
+    """Collect a model's missing cells. Raises UsageError if a retry cannot help, else another TipbenchError."""
     config = read_conf(conf, load_settings(), uses_conf_ollama=ollama_url is None)
     # A refused model fails the task, and so does a server in use: Airflow then retries instead of occupying a worker.
     overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
     request = collect_request(config.model_copy(update=overrides))
-    # `private` are the environment variables with secrets.
+    # `private` has the environment variables with secrets.
     child = ChildProcess([*command_arguments(request), "--json"], environment=request.private)
     code = child.run()
     summary: dict[str, Any] = {}
@@ -521,7 +522,7 @@ def main() -> None:
     def watch_stdin() -> None:
         while os.read(0, 1):
             pass
-        # To the main thread: a signal to another thread would not interrupt its blocking call.
+        # To the main thread: a signal to another thread would not interrupt the main thread's blocking call.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     threading.Thread(target=watch_stdin, daemon=True).start()

@@ -171,7 +171,7 @@ def _compare_two(
     maps: list[str],
     output_format: BoardFormat,
 ) -> None:
-    from tipbench.compare.cells import read_board
+    from tipbench.compare.cells import read_board_cells
     from tipbench.compare.experiments import compare_experiments
     from tipbench.workflows.board import parse_pair_option
 
@@ -181,7 +181,10 @@ def _compare_two(
         if not separator:
             raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
         mapped_pairs.append((parse_pair_option(pair, "map"), parse_pair_option(other_pair, "map")))
-    boards = (read_board(store, first.experiment_id, cell_filter), read_board(store, second.experiment_id, cell_filter))
+    boards = (
+        read_board_cells(store, first.experiment_id, cell_filter),
+        read_board_cells(store, second.experiment_id, cell_filter),
+    )
     result = compare_experiments((first.name, second.name), boards, mapped_pairs)
     if output_format == "json":
         print_json(result.to_json())

@@ -79,7 +79,7 @@ def demo(
 
 
 def demo_config(mlflow_url: str | None) -> CollectConfig:
-    """Return the demo's configuration. The user's settings do not change it. `sources` is for error messages."""
+    """Return the demo's configuration. The user's settings do not change it."""
     return make_config({**DEMO_OPTIONS, "mlflow_url": mlflow_url}, sources={"mlflow_url": "--mlflow-url"})
 
 

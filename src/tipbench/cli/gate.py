@@ -58,7 +58,7 @@ def gate(
 
       tipbench gate --candidate gemma3:1b/v1 --baseline qwen2.5:0.5b/v1 --strict --junit gate.xml --annotations
     """
-    from tipbench.compare.cells import read_board
+    from tipbench.compare.cells import read_board_cells
     from tipbench.compare.gate import GateOptions, Outcome, annotation, evaluate_gate, junit_xml, unknown_result
     from tipbench.workflows.board import board_query, parse_pair_option
 
@@ -74,7 +74,7 @@ def gate(
         check_output(junit, "--junit")
     try:
         with open_experiment(settings, mlflow_url, experiment_name) as (store, stored_experiment):
-            result = evaluate_gate(read_board(store, stored_experiment.experiment_id, cell_filter), options)
+            result = evaluate_gate(read_board_cells(store, stored_experiment.experiment_id, cell_filter), options)
     except NotEnoughData as exc:
         result = unknown_result(options, str(exc))
     except TipbenchError as exc:

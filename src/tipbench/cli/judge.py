@@ -147,7 +147,7 @@ def duel(
     judge: JudgeOption = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons, taken scenario by scenario."),
+        typer.Option(min=2, metavar="NUMBER", help="Maximum number of comparisons."),
     ] = None,
     seed: SeedOption = None,
     sheet: SheetOption = None,
@@ -191,7 +191,7 @@ def duel(
         f"over {result.scenarios} scenarios {_location(out)}"
     )
     if n_items > _MANY_DUELS:
-        print_message("use --limit for fewer comparisons; they are taken scenario by scenario")
+        print_message("use --limit for fewer comparisons")
     if result.without_tips:
         print_message(f"left out: {result.without_tips} answers without a tip")
     if result.unknown_scenarios:
@@ -232,9 +232,9 @@ def apply(
 
     The sheet is validated, and the judge's drift is measured. Any error rejects the whole sheet; the message names
     item, tip and field. Unfinished items stay pending; the sheet can be completed or revised and applied again. The
-    drift is checked once, with the last item or with --final; after a later revision, only whether the scores count is
-    shown, not the drift. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet
-    is revised or the drift is accepted with a reason.
+    drift is checked once, with the last item or with --final; a later revision shows only whether the scores count, not
+    the drift. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised
+    or the drift is accepted with a reason.
 
     Examples:
 
@@ -310,7 +310,7 @@ def _scores_text(scores: Mapping[str, float] | None) -> str:
 
 def _show_held(applied: ApplyResult) -> None:
     """Print the anchors of the drifted scales and what to do next. Never reveals which items were controls."""
-    # With `verdict_only`, no scale is named either: a change of the scales could reveal a control.
+    # With `verdict_only`, no scale is named either: after a revision or with few items, that could reveal a control.
     scales = applied.drift.scales if applied.drift is not None and not applied.verdict_only else ()
     drifted = [scale.scale for scale in scales if scale.beyond]
     # If no single scale has drifted, a measure over all scales has.

@@ -103,9 +103,10 @@ def list_models(
 
 
 def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return a hint for the user: `command` with the server's models that may run, or how to get a model.
+    """Return a hint if none of the requested models may run on the server, else None.
 
-    None if one of the requested models on the server may run, or if the server is not needed or does not respond.
+    It is a command line with models that may, or how to get one. Also None if no server is needed or it does not
+    respond.
     """
     from tipbench.generate.engine import available_models, engine_types
 

@@ -78,7 +78,7 @@ def panel(
         run_server(
             app,
             sock,
-            started=lambda: print_message(f"panel: {server_url(sock, options.host)} (press Ctrl-C to stop)"),
+            before_start=lambda: print_message(f"panel: {server_url(sock, options.host)} (press Ctrl-C to stop)"),
             proxies=options.proxies,
         )
 

@@ -133,7 +133,8 @@ def show_run(
         try:
             run, texts = store.get(full_id)
         except MlflowError as exc:
-            if exc.status == 404 and exc.code:  # without MLflow's error code, it is another kind of server
+            # A 404 without MLflow's error code comes from another kind of server.
+            if exc.status == 404 and exc.code:
                 raise UsageError(
                     f"Unknown run {full_id} in MLflow at {store.url}. `tipbench runs list` shows the recorded runs."
                 ) from exc

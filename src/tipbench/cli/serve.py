@@ -112,6 +112,6 @@ def serve(
             PolicyServer(service, recommender, guard, texts=tip_catalogue.texts if tip_catalogue else {}),
             sock,
             name="policy server",
-            started=lambda: print_message(f"policy server: {address} (active: {policy}; press Ctrl-C to stop)"),
+            before_start=lambda: print_message(f"policy server: {address} (active: {policy}; press Ctrl-C to stop)"),
         )
     print_message("policy server stopped; all data is written")

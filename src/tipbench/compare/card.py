@@ -62,7 +62,7 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    if not any(standing.n_cells for standing in board.standings):  # only references or stale runs, or nothing
+    if not _has_cells(board):  # only references or stale runs, no shared prompt or model (`by`), or nothing
         return CardState.UNRANKED
     if not board.judges:
         is_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
@@ -82,7 +82,7 @@ def _state(board: Leaderboard) -> CardState:
     # After the last of several looks, further scenarios are not tested.
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
-    may_decide_later = ranking.too_few or not ranking.tied or ranking.scenarios_needed is not None
+    may_decide_later = ranking.too_few or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
 
@@ -92,10 +92,15 @@ def _title(board: Leaderboard, state: CardState) -> str:
     n_first = sum(row.rank == 1 for row in board.ranking.rows)
     lead_text = f"{plural(n_first, board.by or 'pair')} share the lead" if n_first > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
+    unranked = "No ranking yet"
+    if _has_cells(board):
+        unranked += ": too little is judged"
+    elif not board.ranking.unranked:  # else no prompt or model is shared (`by`)
+        unranked += ": too little is collected"
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
-        CardState.UNRANKED: f"No ranking yet: too little is {'judged' if board.standings else 'collected'}",
+        CardState.UNRANKED: unranked,
         CardState.PROVISIONAL: f"For now: {name}",
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",
@@ -212,14 +217,14 @@ def _certainty(board: Leaderboard, state: CardState) -> str:
         chance = f"the chance that it is the best of the {len(ranking.ranked)} ranked is {p_best}"
     else:
         chance = f"the chance that it is the best is {p_best}"
-    scenarios = plural(ranking.n_scenarios, board.unit)
+    scenarios = plural(ranking.n_units, board.unit)
     if state is CardState.PROVISIONAL:
         return f"How sure: scored by {join_names(board.judges, 3)} over {scenarios}, not by people; {chance}."
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
-    if board.unplanned and not ranking.too_few:  # with too few scenarios, nothing is decided
-        concerns.append(f"this is not a planned look: {board.unplanned}")
+    if board.unplanned_reason and not ranking.too_few:  # with too few scenarios, nothing is decided
+        concerns.append(f"this is not a planned look: {board.unplanned_reason}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
     but_concerns = f", but {'; '.join(concerns)}" if concerns else ""
@@ -254,7 +259,7 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
             f"Next: judge {plural(n_missing, 'scenario')} by hand, so that people's scores count: "
             f"`tipbench judge export --experiment {experiment}`."
         )
-    if not board.standings:
+    if not _has_cells(board) and not ranking.unranked:
         return "Next: collect a model with a prompt, which can be ranked."
     if state is CardState.BEHIND:
         return "Next: use the reference, or try other prompts and models."
@@ -270,8 +275,8 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
     if ranking.unranked:
         rows = join_names((row.pair for row in ranking.unranked), 3)
         return f"Next: collect and judge the missing answers of {rows}, or compare with `--exclude`."
-    if ranking.scenarios_needed is not None:
-        n_more = max(ranking.scenarios_needed - ranking.n_scenarios, 1)
+    if ranking.units_needed is not None:
+        n_more = max(ranking.units_needed - ranking.n_units, 1)
         if board.by or board.cluster:  # each mean is of several answers, so their number is unknown
             return f"Next: collect and {judging_task(n_answers=0, n_scenarios=n_more, power=POWER, unit=board.unit)}."
         n_answers = n_more * len(ranking.ranked)
@@ -287,6 +292,10 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
 def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
     minutes_per_answer = board.judging.minutes_per_answer
     return None if minutes_per_answer is None else minutes_per_answer * n_answers
+
+
+def _has_cells(board: Leaderboard) -> bool:
+    return any(standing.n_cells for standing in board.standings)
 
 
 def _count_answers(board: Leaderboard) -> int:

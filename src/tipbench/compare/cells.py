@@ -24,19 +24,20 @@ from tipbench.record.store import RunStore
 from tipbench.text import plural
 
 
-def find_rubric(store: RunStore, experiment_id: str, tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
-    """Return the rubric with this tag, as stored with a scored cell or a sheet; None if it is not found."""
+def find_rubric(store: RunStore, experiment_id: str, rubric_tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
+    """Return the rubric with this tag (id@sha256), as stored with a scored cell or a sheet; None if it is not found."""
     # A run without scores has the rubric of its suite.
-    matching_run = next((run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == tag), None)
+    matching_runs = (run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == rubric_tag)
+    matching_run = next(matching_runs, None)
     if matching_run is not None:
         _, texts = store.get(matching_run.run_id)
         rubric = read_rubric(texts.get(RUBRIC))
-        if rubric is not None and rubric.tag == tag:
+        if rubric is not None and rubric.tag == rubric_tag:
             return rubric
-    where = {"kind": str(RunKind.JUDGING), "params.rubric": tag}
+    where = {"kind": str(RunKind.JUDGING), "params.rubric": rubric_tag}
     for _, texts in store.read(experiment_id, where=where, texts=(RUBRIC,), limit=1):
         rubric = read_rubric(texts.get(RUBRIC))
-        if rubric is not None and rubric.tag == tag:
+        if rubric is not None and rubric.tag == rubric_tag:
             return rubric
     return None
 
@@ -77,7 +78,7 @@ def is_reference(pair: Pair) -> bool:
     return engine_of(pair.model).is_reference
 
 
-def board_pair(pair: Pair) -> Pair:
+def without_reference_prompt(pair: Pair) -> Pair:
     """Return the pair as shown on the board. A reference has no prompt there, even if it was recorded with one."""
     return Pair(pair.model, NO_PROMPT_VERSION) if is_reference(pair) else pair
 
@@ -87,16 +88,19 @@ class BoardCell:
     """One cell of a board."""
 
     run: StoredRun
-    values: Mapping[str, float]  # composite, scales and flags; empty if no scores count
-    # None: the run's flags are used. Otherwise a judge whose scores do not count may have changed the run's flags, so
-    # these are used instead; empty if they could not be recomputed.
+    values: Mapping[str, float]  # all metrics of the run with the scores that count; empty if none count
+    # Flags to use instead of the run's, which a judge whose scores do not count may have corrected;
+    # None: use the run's. Empty: still to be recomputed (see `_scored_cell`), or they could not be recomputed.
     recomputed_flags: Mapping[str, float] | None = None
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def measured(self) -> Mapping[str, float]:
-        """Metrics that need no scores: diversity, speed and computed flags."""
+        """Metrics of the run, with the recomputed flags if there are any.
+
+        May contain scores of judges that do not count. Use only those that need no scores: diversity, speed and flags.
+        """
         if self.recomputed_flags is None:
             return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
@@ -104,7 +108,7 @@ class BoardCell:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """All known metrics; if no scores count, only those that need none."""
+        """All metrics with the scores that count; if none count, see `measured`."""
         return self.values or self.measured
 
     @property
@@ -114,7 +118,7 @@ class BoardCell:
 
     @cached_property
     def pair(self) -> Pair:
-        return board_pair(_recorded_pair(self.run))
+        return without_reference_prompt(_recorded_pair(self.run))
 
     @cached_property
     def is_reference(self) -> bool:
@@ -133,16 +137,17 @@ class BoardCell:
         return self.run.state == RunState.FAILED
 
     @property
-    def waiting(self) -> bool:
-        """Whether the answer waits for a judge."""
+    def waits_for_judge(self) -> bool:
+        """Whether there is an answer, and no scores of it count yet."""
         return not self.values and not self.failed
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of scenarios. One is covered if at least half of the candidates are scored or floored, and one is scored.
+    """Numbers of covered scenarios, and of all.
 
-    If there are no candidates, references count.
+    A scenario is covered if at least half of the candidates are scored or floored, and at least one is scored. If there
+    are no candidates, references count.
     """
 
     n_by_people: int  # covered by people
@@ -168,7 +173,7 @@ class BoardCells:
     excluded: tuple[Pair, ...] = ()  # pairs left out by the filter
 
     @property
-    def candidates(self) -> list[BoardCell]:
+    def candidate_cells(self) -> list[BoardCell]:
         """The cells that are ranked: all except those of references."""
         return [cell for cell in self.cells if not cell.is_reference]
 
@@ -180,7 +185,7 @@ class BoardCells:
     @property
     def all_unusable(self) -> bool:
         """Whether the candidates have answered, but none of their answers has a usable tip, and nothing is scored."""
-        answered = [cell for cell in self.candidates if not cell.failed]
+        answered = [cell for cell in self.candidate_cells if not cell.failed]
         return bool(answered) and not self.has_scores and all(cell.floored for cell in answered)
 
     @property
@@ -189,21 +194,21 @@ class BoardCells:
         return frozenset(self.stale) - {cell.pair for cell in self.cells}
 
     @cached_property
-    def finished(self) -> frozenset[str]:
+    def finished_scenarios(self) -> frozenset[str]:
         """Scenarios in which no answer of a candidate waits for a judge."""
-        candidates = self.candidates
-        waiting = {cell.scenario for cell in candidates if cell.waiting}
-        return frozenset({cell.scenario for cell in candidates} - waiting)
+        candidate_cells = self.candidate_cells
+        waiting = {cell.scenario for cell in candidate_cells if cell.waits_for_judge}
+        return frozenset({cell.scenario for cell in candidate_cells} - waiting)
 
     @cached_property
     def silent(self) -> frozenset[Pair]:
         """Candidates without a single answer."""
-        candidates = self.candidates
-        answered = {cell.pair for cell in candidates if not cell.failed}
-        return frozenset({cell.pair for cell in candidates} - answered)
+        candidate_cells = self.candidate_cells
+        answered = {cell.pair for cell in candidate_cells if not cell.failed}
+        return frozenset({cell.pair for cell in candidate_cells} - answered)
 
 
-def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> BoardCells:
+def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> BoardCells:
     """Read an experiment's cells and select those of the board. Raises NotEnoughData if no cell matches."""
     kind = str(RunKind.CELL)
     if cell_filter.where.get("kind", kind) != kind:
@@ -220,14 +225,14 @@ def read_board(store: RunStore, experiment_id: str, cell_filter: CellFilter) -> 
     ]
     if not current:
         raise NotEnoughData("No cells match, so there is nothing to compare. See `tipbench runs list`.")
-    board = select_cells([(run, read_scores(texts.get(SCORES))) for run, texts in current], cell_filter)
-    runs = [cell.run for cell in board.cells]
-    rubric = find_rubric(store, experiment_id, board.rubric, runs) if board.rubric else None
+    board_cells = select_cells([(run, read_scores(texts.get(SCORES))) for run, texts in current], cell_filter)
+    runs = [cell.run for cell in board_cells.cells]
+    rubric = find_rubric(store, experiment_id, board_cells.rubric, runs) if board_cells.rubric else None
     if rubric is None:
-        return board
+        return board_cells
     raw_answers = {run.run_id: texts.get(RAW) for run, texts in current}
-    cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board.cells)
-    return replace(board, cells=cells, rubric_content=rubric)
+    cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board_cells.cells)
+    return replace(board_cells, cells=cells, rubric_content=rubric)
 
 
 def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
@@ -279,23 +284,34 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         rubric=_rubric_of(cells, provisional=provisional),
         judges=tuple(sorted(judges)),
         provisional=provisional,
-        stale=Counter(board_pair(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids),
+        stale=Counter(
+            without_reference_prompt(_recorded_pair(run)) for run, _ in same_conditions if run.run_id in stale_ids
+        ),
         n_other_conditions=len(other_runs),
         conditions=conditions,
         other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
         cell_filter=cell_filter,
         coverage=coverage,
-        excluded=tuple(sorted({board_pair(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})),
+        # A reference recorded with several prompts is one pair: not excluded if some of its runs are on the board.
+        excluded=tuple(
+            sorted({without_reference_prompt(_recorded_pair(run)) for run in excluded} - {cell.pair for cell in cells})
+        ),
     )
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
     """Return whether a name (MODEL, MODEL/PROMPT or */PROMPT) matches the pair; a reference matches with any prompt."""
-    on_board = board_pair(pair)
-    matching_names = (pair.model, str(pair), str(Pair(ALL, on_board.prompt)))
+    on_board = without_reference_prompt(pair)
+    matching_names = (
+        pair.model,  # MODEL
+        str(pair),  # MODEL/PROMPT
+        str(Pair(ALL, on_board.prompt)),  # */PROMPT; for a reference not the recorded prompt, which it does not use
+    )
     for name in names:
+        if name in matching_names:
+            return True
         parsed = parse_pair(name)
-        if name in matching_names or (parsed and board_pair(parsed) == on_board):
+        if parsed and without_reference_prompt(parsed) == on_board:  # a reference with another prompt
             return True
     return False
 
@@ -348,6 +364,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     """
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
+    # tipbench records floored runs as judged; only a run whose tags were changed elsewhere is not.
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
@@ -419,7 +436,7 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     for cell in cells.cells:
         if cell.pair in contenders and cell.values:
             scored[cell.scenario].add(cell.pair)
-        elif cell.pair in contenders and cell.waiting:
+        elif cell.pair in contenders and cell.waits_for_judge:
             waiting[cell.scenario].append(cell)
     value_of_scenario: dict[str, float] = {}
     for scenario, waiting_cells in waiting.items():

@@ -293,7 +293,10 @@ class PlotArea:
 
     @classmethod
     def for_points(cls, points: Sequence[Point], width: int, height: int) -> PlotArea:
-        """Return an area with all points and some padding. The latency axis is logarithmic above a ratio of 30."""
+        """Return an area with all points and some padding.
+
+        The latency axis is logarithmic if the slowest point takes more than 30 times as long as the fastest.
+        """
         fast, slow = min(p.drawn_latency for p in points), max(p.drawn_latency for p in points)
         low, high = min(p.composite for p in points), max(p.composite for p in points)
         y_padding = max((high - low) * 0.1, 0.25)
@@ -442,7 +445,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
         return chart
     rows_name = f"{board.by}s" if board.by else "pairs of model and prompt"
     provisional = " · provisional scores" if board.provisional else ""
-    scenarios = plural(board.ranking.n_scenarios, board.unit)
+    scenarios = plural(board.ranking.n_units, board.unit)
     lines = [f"{short_name(board.experiment, 60)} · over {scenarios}{provisional}"]
     if filters := filter_text(board.where, board.judge):
         lines.append(short_name(filters, 110))

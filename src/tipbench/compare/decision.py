@@ -27,7 +27,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import interval, number
 
-MARKDOWN = "artifact:decision.md"  # the text of the run that has the report
+MARKDOWN = "artifact:decision.md"  # name of the run's text with the report
 MAX_REASON_LENGTH = 2000
 
 
@@ -90,7 +90,7 @@ class Decision:
             sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({numbers}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
             sentences.append(unranked_sentence(board.ranking, board.verdict_facts))
-        if isinstance(board.duels, DuelTable) and board.duels.winner is not None:
+        if isinstance(board.duels, DuelTable) and board.duels.winner is not None:  # duels can be Unknown or None
             sentences.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
         return tuple(sentences)
 
@@ -102,7 +102,7 @@ class Decision:
             "at": self.at,
             "chosen": self.chosen.to_json(),
             "reason": self.reason,
-            "standing": str(self.state),
+            "standing": str(self.state),  # stored name of the state
             "provisional": self.board.provisional,
             "findings": list(self.findings),
             "evidence": vars(self.evidence),
@@ -122,7 +122,8 @@ def make_decision(
     reason = validate_reason(reason)
     board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # Sorted, so that equal data have equal evidence. Failed cells are first: the hashes of other cells replace theirs.
+    # Sorted, so that equal data have equal evidence. Failed cells come first, so that in the dicts below later cells
+    # overwrite their hashes.
     ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
@@ -228,7 +229,7 @@ def decision_run(decision: Decision, at_ms: int) -> NewRun:
         "p_best": result.p_best,
         "diff_to_leader": to_leader.mean if to_leader else None,
         "n_scenarios": estimate.n if estimate else 0,
-        "decided": float(decision.board.ranking.decided),
+        "decided": float(decision.board.ranking.decided),  # whether the board has a clear winner
     }
     params = {
         "model": decision.chosen.model,

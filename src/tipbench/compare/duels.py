@@ -179,7 +179,7 @@ class _BradleyTerryModel:
         np.add.at(wins, (self.left, self.right), self.left_share)
         np.add.at(wins, (self.right, self.left), 1 - self.left_share)
         have_met = wins + wins.T > 0
-        # `have_met.sum()` counts every two pairs twice, at [i, j] and [j, i].
+        # `have_met.sum()` counts two pairs that have met at [i, j] and at [j, i]: n_pairs − 1 extra wins in total.
         extra_wins = (n_pairs - 1) / have_met.sum()
         return np.asarray(wins + have_met * extra_wins)
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells, board_pair, floor_values
+from tipbench.compare.cells import BoardCell, BoardCells, floor_values, without_reference_prompt
 from tipbench.compare.leaderboard import COMPOSITE
 from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
@@ -107,7 +107,8 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     `failed_as_floor`, its failed cells count with the rubric's lowest scores, so that they are not missing.
     """
     # A reference may be given with a prompt, but has none on the board.
-    candidate, baseline, margin = board_pair(options.candidate), board_pair(options.baseline), options.margin
+    candidate, margin = without_reference_prompt(options.candidate), options.margin
+    baseline = without_reference_prompt(options.baseline)
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
@@ -172,7 +173,7 @@ def _evidence(
     baseline_scenarios = {cell.scenario for cell in baseline_cells if cell.values}
     return GateEvidence(
         failed=sum(cell.failed for cell in candidate_cells),
-        pending=sum(cell.waiting for cell in candidate_cells),
+        pending=sum(cell.waits_for_judge for cell in candidate_cells),
         baseline_scenarios=len(baseline_scenarios),
         rubric=cells.rubric or None,
         judges=cells.judges,
@@ -193,7 +194,7 @@ def _unknown_reason(
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
     # A scenario is in both sets if one of its repeats has failed and another one is pending.
     failed = {cell.scenario for cell in candidate_cells if cell.failed} & missing
-    pending = {cell.scenario for cell in candidate_cells if cell.waiting} & missing
+    pending = {cell.scenario for cell in candidate_cells if cell.waits_for_judge} & missing
     commands = []
     if failed or missing - pending:
         commands.append(f"generate what is missing with `tipbench collect --models {candidate.model} …`")
@@ -229,8 +230,8 @@ def unknown_result(
 ) -> GateResult:
     """Return a result with the outcome UNKNOWN."""
     return GateResult(
-        candidate=board_pair(options.candidate),
-        baseline=board_pair(options.baseline),
+        candidate=without_reference_prompt(options.candidate),
+        baseline=without_reference_prompt(options.baseline),
         margin=options.margin,
         outcome=Outcome.UNKNOWN,
         reason=f"{Outcome.UNKNOWN}: {why}",

@@ -83,7 +83,7 @@ def board_context(
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
         ("rubric", _rubric_text(board.rubric_tag)),
-        ("based on", plural(board.ranking.n_scenarios, board.unit)),
+        ("based on", plural(board.ranking.n_units, board.unit)),
         ("filter", filter_text(board.where, board.judge) or None),
         ("baseline", _short(label_of(board, board.baseline)) if board.baseline else None),
         ("hosts", ", ".join(board.hosts) or None),
@@ -154,7 +154,7 @@ def _attribution_context(attribution: Attribution | Unknown) -> dict[str, Any]:
         ]
         if len(rows) > 1:
             marginals.append((title, Grid((first_head, "mean", "95 % interval"), rows)))
-    # Without the first line, because the bars already show its shares.
+    # lines[0] lists the shares, which the template draws as bars from "sources".
     return {"lines": lines[1:], "sources": sources, "marginals": marginals}
 
 

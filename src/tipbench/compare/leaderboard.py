@@ -20,10 +20,10 @@ from tipbench.compare.cells import (
     BoardCells,
     CellFilter,
     Coverage,
-    board_pair,
     is_reference,
-    read_board,
+    read_board_cells,
     read_rubric,
+    without_reference_prompt,
 )
 from tipbench.compare.duels import Duel, DuelTable, duel_table
 from tipbench.compare.matrix import (
@@ -170,7 +170,7 @@ class Leaderboard:
     obstacle: str | None = None  # why nothing can be ranked, whatever the scores are
     references: tuple[Standing, ...] = ()  # rows that are compared with the leader but not ranked, best first
     fragile: bool = False  # decided, but a few more unusable answers of the leader would change that
-    unplanned: str | None = None  # why the tests are not a planned look; None if they are
+    unplanned_reason: str | None = None  # why the tests are not a planned look; None if they are
     exclude: tuple[str, ...] = ()  # pairs or models left out
     judging: JudgingRecord = field(default_factory=JudgingRecord)
     composite_range: tuple[float, float] | None = None  # lowest and highest possible; None if the rubric is not found
@@ -188,7 +188,7 @@ class Leaderboard:
             row_noun=self.by or "pair",
             provisional=f"scored by {', '.join(self.judges)}" if self.provisional and self.judges else None,
             obstacle=self.obstacle,
-            unplanned=self.unplanned,
+            unplanned_reason=self.unplanned_reason,
             fragile=self.fragile,
             judges=self.judges,
             concerns=self.judging.concerns,
@@ -233,11 +233,11 @@ class Leaderboard:
                 "next_look": ranking.next_look.to_json() if ranking.next_look else None,
                 "beats_reference": ranking.beats_reference,
                 "diff_to_reference": estimate_json(ranking.to_reference),
-                "scenarios_needed": None if self.cluster else ranking.scenarios_needed,
-                "clusters_needed": ranking.scenarios_needed if self.cluster else None,
+                "scenarios_needed": None if self.cluster else ranking.units_needed,
+                "clusters_needed": ranking.units_needed if self.cluster else None,
                 "smallest_detectable": ranking.smallest_detectable,
                 "n_scenarios": self.n_scenarios,
-                "n_clusters": ranking.n_scenarios if self.cluster else None,
+                "n_clusters": ranking.n_units if self.cluster else None,
             },
             "standings": [standing.to_json() for standing in self.standings],
             "references": [standing.to_json() for standing in self.references],
@@ -276,22 +276,25 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     available = (*matrix.pairs, *reference_matrix.pairs)
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
-    unplanned = _why_unplanned(cells, options)
+    unplanned_reason = _why_unplanned(cells, options)
     # On a board by model or prompt, a row is silent (without any answer) if all its pairs are.
     answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
+    silent_rows = frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered
     rank_options = RankOptions(
         baseline=options.baseline,
-        design=None if unplanned else design,
-        finished=cells.finished,
-        silent=frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered,
+        design=None if unplanned_reason else design,
+        finished_scenarios=cells.finished_scenarios,
+        silent=silent_rows,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
-    # If a board by model or prompt has no mean at all, the missing scores are those of its pairs.
+    # Without any mean per model or prompt, report the scores that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
-    missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
-    stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
+    needs_all_core = options.cluster is not None  # means per persona need every core scenario
+    missing = missing_scores(incomplete_matrix, needs_all_core=needs_all_core)
+    only_stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [
-        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True) for pair in sorted(stale)
+        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True)
+        for pair in sorted(only_stale)
     ]
     ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
@@ -335,7 +338,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         obstacle=obstacle,
         references=reference_standings,
         fragile=_decision_is_fragile(ranking, standings, cells),
-        unplanned=unplanned,
+        unplanned_reason=unplanned_reason,
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
         composite_range=cells.rubric_content.composite_range if cells.rubric_content else None,
@@ -366,7 +369,7 @@ def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
     if options.design is None:
         return "no looks were planned before the first score"
     planned = set(options.design.scenarios)
-    if any(cell.scenario not in planned for cell in cells.candidates):
+    if any(cell.scenario not in planned for cell in cells.candidate_cells):
         return "scenarios were added after the first score"
     return None
 
@@ -376,14 +379,15 @@ def _with_effort(
 ) -> NextLook:
     """Add the scenarios and answers to judge before the next look, and the minutes; `pace` is minutes per answer."""
     planned = set(design.scenarios[: next_look.look.at])
-    collected = [cell for cell in cells.candidates if cell.scenario in planned]
+    collected = [cell for cell in cells.candidate_cells if cell.scenario in planned]
     rows = set(matrix.pairs) - cells.silent
     n_collected = len({(cell.pair, cell.scenario) for cell in collected if cell.pair in rows})
     n_uncollected = len(planned) * len(rows) - n_collected
-    n_answers = n_uncollected + sum(cell.waiting for cell in collected)
+    n_waiting = sum(cell.waits_for_judge for cell in collected)  # all are of `rows`: silent pairs have no answer
+    n_answers = n_uncollected + n_waiting
     return replace(
         next_look,
-        n_scenarios=len(planned - judged_scenarios(matrix, cells.finished)),
+        n_scenarios=len(planned - judged_scenarios(matrix, cells.finished_scenarios)),
         n_answers=n_answers,
         minutes=None if pace is None else pace * n_answers,
     )
@@ -401,23 +405,23 @@ def _standings(
     On a board by model, only cells of prompts that all models share count, as in the matrix; likewise by prompt.
     """
     by = options.by
-    shared = shared_by_all((cell.pair for cell in cells.candidates), by) if by else set()
+    shared = shared_by_all((cell.pair for cell in cells.candidate_cells), by) if by else set()
     groups: dict[Pair, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
         if by is None or cell.is_reference:
             groups[cell.pair].append(cell)
         elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
             groups[averaged_pair(cell.pair, by)].append(cell)
-    stale = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
+    with_stale_runs = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
     for row in rows:
         row_cells = groups[row.pair]
         n_averaged = row.estimate.n if row.estimate else 0  # scenarios, or personas
         n_scenarios = n_averaged
         if options.cluster:
-            # The core scenarios of the personas for which the row has a mean.
             column = matrix.column(row.pair)
-            personas = () if column is None else np.array(matrix.personas)[matrix.judged[:, column]]
-            n_scenarios = int((np.isin(scenario_matrix.personas, personas) & scenario_matrix.core).sum())
+            personas_with_mean = () if column is None else np.array(matrix.personas)[matrix.judged[:, column]]
+            is_averaged = np.isin(scenario_matrix.personas, personas_with_mean) & scenario_matrix.core
+            n_scenarios = int(is_averaged.sum())
         values = [(cell.scenario, cell.values) for cell in row_cells]
         metrics = [(cell.scenario, cell.metrics) for cell in row_cells]
         means = {name: _metric_mean(name, values) for name in options.scales}
@@ -429,7 +433,7 @@ def _standings(
             n_judged=sum(bool(cell.values) for cell in row_cells),
             n_cells=len(row_cells),
             n_failed=sum(cell.failed for cell in row_cells),
-            flags=tuple(_flags(row, row_cells, stale=row.pair in stale)),
+            flags=tuple(_flags(row, row_cells, stale=row.pair in with_stale_runs)),
             n_scenarios=n_scenarios,
             n_clusters=n_averaged if options.cluster else None,
         )
@@ -472,7 +476,7 @@ def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Itera
         yield "failed"
     if stale:
         yield "stale"
-    for name in ("truncated", "floored", "foreign_resident"):
+    for name in ("truncated", "floored", "foreign_resident"):  # foreign_resident: another client's model was in memory
         if any(cell.run.tags.get(name) == "true" for cell in cells):
             yield name
 
@@ -511,9 +515,9 @@ def read_leaderboard(
     cluster: Literal["persona"] | None = None,
 ) -> tuple[Leaderboard, BoardCells]:
     """Return the board of an experiment with its duels, and the cells that it was computed from."""
-    cells = read_board(store, experiment.experiment_id, cell_filter)
+    cells = read_board_cells(store, experiment.experiment_id, cell_filter)
     options = BoardOptions(
-        baseline=board_pair(baseline) if baseline else None,
+        baseline=without_reference_prompt(baseline) if baseline else None,
         cluster=cluster,
         by=by,
         scales=scale_names(store, cells),
@@ -551,8 +555,8 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
         if is_timed and tags.get("provisional") != "true":
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
-            # Items include controls and repeats, assumed to be as frequent among the finished items as among all.
-            n_answers += n_finished * run.metrics.get("n_cells", n_items) / n_items
+            n_cells = run.metrics.get("n_cells", n_items)  # the other items are controls and repeats
+            n_answers += n_finished * n_cells / n_items  # assumed: the same share of the finished items as of all
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
         minutes_per_answer=minutes / n_answers if n_answers and minutes > 0 else None,
@@ -594,6 +598,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
 
 def with_duels(store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells) -> Leaderboard:
     """Add the duels between the leader and the ranked rows tied with it. Does not change ranks, leader or `decided`."""
+    # Not `tied`, which also has unranked pairs: these need scores, not duels.
     if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
     contenders = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}

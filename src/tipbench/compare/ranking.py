@@ -2,7 +2,8 @@
 
 Two pairs are compared over the scenarios in which both are judged. A pair is ranked if it shares enough scenarios with
 the leader. Means and P(best) use all scores. Tests use only the scenarios of the design's latest look, at the level of
-the design. On a board by model or by prompt, a pair stands for a model or a prompt (`averaged_pair`).
+the design. Without a design, they use all scenarios, at ALPHA. On a board by model or by prompt, a pair stands for a
+model or a prompt (`averaged_pair`).
 """
 
 from __future__ import annotations
@@ -124,21 +125,21 @@ class PairResult:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The result of `rank`. If the matrix has means per persona, "scenarios" are personas here."""
+    """The result of `rank`. Units are scenarios, or personas if the matrix has means per persona."""
 
     rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
     leader: Pair | None
     tied: tuple[Pair, ...]  # ranked pairs not significantly different from the leader, then unranked pairs with scores
     decided: bool  # all pairs with answers (two or more) are ranked; the leader is significantly better than all others
-    scenarios_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
+    units_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
-    n_scenarios: int  # core scenarios
+    n_units: int  # core units
     too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
     level: float = ALPHA  # significance level of the tests
     planned: bool = False  # whether the tests are planned looks
     look: Look | None = None  # the latest look reached
     next_look: NextLook | None = None
-    n_tested: int = 0  # core scenarios in the tests; 0 before the first look
+    n_tested: int = 0  # core units in the tests; 0 before the first look
     references: tuple[PairResult, ...] = ()  # best first
     to_reference: Difference | None = None  # leader − best reference, as a single test
     silent: tuple[Pair, ...] = ()  # pairs without any answer; they do not prevent a decision
@@ -178,7 +179,7 @@ class RankOptions:
 
     baseline: Pair | None = None
     design: Design | None = None  # None if no looks are planned
-    finished: frozenset[str] = frozenset()  # scenarios in which no answer waits for a judge
+    finished_scenarios: frozenset[str] = frozenset()  # those in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
     n_flips: int = N_FLIPS
     n_resamples: int = N_RESAMPLES
@@ -269,11 +270,11 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         leader=leader_pair,
         tied=(*tied, *too_few_judged),
         decided=decided,
-        scenarios_needed=None if decided else _scenarios_needed(tied, shrinkage, options.level, n_core),
+        units_needed=None if decided else _scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
-        n_scenarios=n_core,
+        n_units=n_core,
         too_few=n_core < MIN_SCENARIOS,
         level=options.level,
         planned=design is not None,
@@ -317,12 +318,13 @@ def _leader_and_ranked(matrix: ScoreMatrix) -> tuple[Floats, int | None, Mask]:
     return adjusted_means, leader, np.asarray(can_lead & (n_shared >= n_needed))
 
 
-def judged_scenarios(matrix: ScoreMatrix, finished: frozenset[str]) -> frozenset[str]:
+def judged_scenarios(matrix: ScoreMatrix, finished_scenarios: frozenset[str]) -> frozenset[str]:
     """Return the scenarios that count as judged at a look: finished ones, and core scenarios.
 
     Answers in a core scenario that wait for a judge do not delay a look.
     """
-    return finished.union(name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core)
+    core_scenarios = (name for name, is_core in zip(matrix.scenarios, matrix.core, strict=True) if is_core)
+    return finished_scenarios.union(core_scenarios)
 
 
 def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tuple[Look | None, Mask]:
@@ -335,7 +337,7 @@ def _latest_look(matrix: ScoreMatrix, ranked: Mask, options: RankOptions) -> tup
     if design is None:
         return None, np.ones(len(matrix.scenarios), dtype=bool)
     reached, reached_scenarios = None, np.zeros(len(matrix.scenarios), dtype=bool)
-    judged = judged_scenarios(matrix, options.finished)
+    judged = judged_scenarios(matrix, options.finished_scenarios)
     for number, at in enumerate(design.looks, start=1):
         names = set(design.scenarios[:at])
         scenarios = np.array([name in names for name in matrix.scenarios], dtype=bool)
@@ -434,7 +436,7 @@ def _next_look(
     """Return the next look with its conditional power: the lowest over all rivals and unranked pairs."""
     n_reached = look.number if look else 0
     if design is None or n_reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
-        return None  # no look is left, or all looks have too few scenarios for a test
+        return None  # no design, no look left, or all looks have too few scenarios for a test
     upcoming = Look(n_reached + 1, len(design.looks), design.looks[n_reached])
     if leader is None or not rivals:
         return NextLook(upcoming, power=None)

@@ -58,7 +58,7 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
-    if pair in ranking.tied or pair in ranking.ahead:  # a row ahead of the leader is not clearly worse either
+    if pair in ranking.tied or pair in ranking.ahead:  # ahead: better in the tested scenarios, despite a lower mean
         return State.TIED
     return State.SEPARATED
 
@@ -171,8 +171,8 @@ def detectable_text(board: Leaderboard) -> str | None:
     smallest = board.ranking.smallest_detectable
     if smallest is None:
         return None
-    n_scenarios = board.ranking.n_tested or board.ranking.n_scenarios  # none is tested before the first look
-    units = plural(n_scenarios, board.unit)
+    n_units = board.ranking.n_tested or board.ranking.n_units  # n_tested is 0 before the first look
+    units = plural(n_units, board.unit)
     return f"Differences to the leader of less than {smallest:.1f} points are unlikely to be detected with {units}."
 
 

@@ -41,7 +41,7 @@ TAU_GRID = 200  # number of values of τ; see `empirical_bayes`
 
 # Limits of `significantly_better`.
 MAX_DIRECT_SUMS = 2_000_000  # up to this number of flipped sums, adjusted p-values are computed
-MANY_COLUMNS = 60  # tests of this many columns or more use single precision, fewer flips and fewer rounds
+MANY_COLUMNS = 60  # from this number of columns, critical values use single precision, fewer flips and fewer rounds
 MANY_COLUMNS_ROUNDS = 3
 MANY_COLUMNS_FLIPS = 4000
 MAX_SUMS_IN_MEMORY = 30_000_000

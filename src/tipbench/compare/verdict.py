@@ -31,7 +31,7 @@ class VerdictFacts:
     row_noun: str = "pair"  # what is ranked: pair, model or prompt
     provisional: str | None = None  # source of the scores, if provisional
     obstacle: str | None = None  # why nothing can be ranked, regardless of scores
-    unplanned: str | None = None  # why the tests are not one of the planned looks
+    unplanned_reason: str | None = None  # why the tests are not one of the planned looks
     fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
     judges: tuple[str, ...] = ()
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
@@ -64,8 +64,8 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
     if ranking.tied_ranked and not ranking.decided:
         yield _outlook(ranking, facts)
-    if facts.unplanned:
-        yield f"Not a planned look: {facts.unplanned}."
+    if facts.unplanned_reason:
+        yield f"Not a planned look: {facts.unplanned_reason}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
         yield f"Clearly better than the leader in {where}, though not overall: {join_names(ranking.ahead, _MAX_NAMES)}."
@@ -89,9 +89,9 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
     leader, look = ranking.leader, ranking.look
     if leader is None:
         return _no_leader(ranking, facts)
-    over_scenarios = f"over {plural(ranking.n_scenarios, facts.unit)}"
+    over_scenarios = f"over {plural(ranking.n_units, facts.unit)}"
     if look is not None and look.of > 1:
-        at = "" if look.at == ranking.n_scenarios else f" at {look.at}"
+        at = "" if look.at == ranking.n_units else f" at {look.at}"
         over_scenarios += f" (look {look.number} of {look.of}{at})"
     if len(ranking.ranked) == 1:
         return f"{leader} is the only ranked {facts.row_noun}, {over_scenarios}: there is nothing to compare it with."
@@ -136,6 +136,9 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
         if ranking.references:
             return f"Nothing to rank: only the reference {ranking.references[0].pair.model} is recorded."
         return "Nothing is recorded yet."
+    if all(row.stale for row in ranking.rows):
+        pairs = plural(len(ranking.rows), noun)
+        return f"Nothing to rank: all runs of {pairs} are of an older build, prompt or scenario."
     if missing is None:
         return f"Not judged yet: {plural(len(ranking.rows), noun)} without scores."
     closest = f"the closest, {missing.closest}, lacks {join_names(missing.lacks, _MAX_MISSING)}"
@@ -156,11 +159,11 @@ def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
     if ranking.too_few:
         n_with_looks = least_scenarios(LEVELS[-1])  # the strictest level, that of the most looks
         needed = f"at least {MIN_SCENARIOS} needed ({n_with_looks} with several looks)"
-        return f"Too few {facts.unit}s: {ranking.n_scenarios}; {needed}."
+        return f"Too few {facts.unit}s: {ranking.n_units}; {needed}."
     if ranking.look is not None and ranking.look.of > 1:
         return "Too close to call at the last look."
-    if ranking.scenarios_needed is not None:
-        return f"About {plural(ranking.scenarios_needed, facts.unit)} in all would decide, if the lead is as estimated."
+    if ranking.units_needed is not None:
+        return f"About {plural(ranking.units_needed, facts.unit)} in all would decide, if the lead is as estimated."
     return "Too close to call."
 
 
@@ -202,8 +205,8 @@ def board_notes(
     """Yield the notes on a board, most important first; `flags` are those of its rows."""
     if not cells.has_scores:
         if cells.all_unusable:
-            yield unusable_text(sum(not cell.failed for cell in cells.candidates))
-        elif any(cell.waiting for cell in cells.cells):
+            yield unusable_text(sum(not cell.failed for cell in cells.candidate_cells))
+        elif any(cell.waits_for_judge for cell in cells.cells):
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
     elif cells.provisional:
         note = f"Provisional: scored by {', '.join(cells.judges)}, not by people."
@@ -219,7 +222,7 @@ def board_notes(
     if n_stale := sum(cells.stale.values()):
         yield f"{excluded_text(n_stale, 'of older model builds, prompts or scenarios')} (flag: stale)."
     if by is not None:
-        pairs = {cell.pair for cell in cells.candidates}
+        pairs = {cell.pair for cell in cells.candidate_cells}
         shared = shared_by_all(pairs, by)
         other_side = OTHER_SIDE[by]
         unshared = sorted({getattr(pair, other_side) for pair in pairs} - shared)
@@ -230,7 +233,7 @@ def board_notes(
     if cells.excluded:
         yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
-        n_needed = min(MIN_SCENARIOS, ranking.n_scenarios)
+        n_needed = min(MIN_SCENARIOS, ranking.n_units)
         yield f"Rows that share fewer than {plural(n_needed, unit)} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
         yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."

@@ -30,7 +30,7 @@ from tipbench.jobs.airflow_api import (
 from tipbench.jobs.airflow_progress import JobOutput, StoredProgress, merged_collected, read_progress, write_progress
 from tipbench.jobs.folder import JobFolder, read_events
 from tipbench.jobs.job import ENDED, Job, JobKind, JobState, JobStatus, LogTail, RecordedEvent
-from tipbench.jobs.progress import refused_reason
+from tipbench.jobs.progress import refused_text
 from tipbench.record import events
 from tipbench.text import plural
 
@@ -275,7 +275,8 @@ class AirflowRunner:
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING  # the reason may be a stored one
+            # No check may have been due: then the reason is the stored one, and the state follows from it.
+            state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
             totals = stored.totals.get(task.key)
@@ -362,7 +363,7 @@ def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, c
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
     if run.state == "success" and not any(task.is_collect for task in failed):
-        reason = refused_reason(merged_collected(list(stored.totals.values())))
+        reason = refused_text(merged_collected(list(stored.totals.values())))
         return JobStatus(JobState.SUCCEEDED, 0, reason, links)
     exit_code = next((totals.exit_code for totals in stored.totals.values() if totals.exit_code), 1)
     return JobStatus(JobState.FAILED, exit_code, _failure_reason(failed, stored), links)

@@ -24,7 +24,7 @@ _TIMEOUT_BACKOFF_FACTOR = 6  # longer back-off after a timeout, because each tim
 _RESPONSE_TIMEOUT_FACTOR = 3  # timeout of a whole response, as a multiple of the timeout of one read
 _UNAVAILABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MAX_MESSAGE = 600  # characters of an error message
-TOO_LONG = 413  # status of our AirflowError for a response longer than MAX_BYTES; Airflow does not send it
+TOO_LONG = 413  # status of our AirflowError for a response longer than MAX_BYTES; not expected from Airflow itself
 
 Json = dict[str, Any]
 

@@ -71,7 +71,8 @@ def command_arguments(job: JobRequest) -> tuple[str, ...]:
         if value is True:
             words.append(f"--{option}")
         elif value is False:
-            if job.kind is JobKind.COLLECT:  # the flags of `judge run` are False by default and have no `--no-` form
+            # The flags of `judge run` are False by default and have no `--no-` form; `simulate` has no flags.
+            if job.kind is JobKind.COLLECT:
                 words.append(f"--no-{option}")
         else:
             words.append(f"--{option}={value}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from tipbench.errors import JobStartError, TipbenchError
 from tipbench.jobs.folder import EVENTS_VARIABLE, JobFolder, Process, read_events, read_result
 from tipbench.jobs.job import Job, JobState, JobStatus, LogTail, RecordedEvent
-from tipbench.jobs.progress import refused_reason
+from tipbench.jobs.progress import refused_text
 
 GRACE_S = 90.0  # between SIGTERM and SIGKILL; the command needs it to unload its model and record cells
 _LAUNCH_TIMEOUT_S = 60.0
@@ -102,7 +102,7 @@ class LocalRunner:
             exit_code, collected = result.exit_code, result.collected
             links = {"mlflow": collected.url} if collected and collected.url else {}
             if exit_code == 0:
-                return JobStatus(JobState.SUCCEEDED, exit_code, refused_reason(collected), links)
+                return JobStatus(JobState.SUCCEEDED, exit_code, refused_text(collected), links)
             if job.cancel_requested is not None:
                 return JobStatus(JobState.CANCELLED, exit_code, "Cancelled; finished cells are kept.", links)
             default_reason = "Interrupted; a retry continues." if exit_code == _INTERRUPTED else "See the log."

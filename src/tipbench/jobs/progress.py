@@ -188,7 +188,7 @@ class ProgressCache:
         return snapshot
 
 
-def refused_reason(collected: events.Collected | None) -> str:
+def refused_text(collected: events.Collected | None) -> str:
     """Return a sentence on the models that were refused; empty if there are none."""
     if collected is None or not collected.refused:
         return ""

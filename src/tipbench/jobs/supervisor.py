@@ -191,7 +191,7 @@ class Supervisor:
         """Return False if the clock is far ahead of the last sweep: it may be wrong; then the jobs only look expired.
 
         It may also be right, for example if the panel was stopped for weeks. So it is accepted once the panel has run
-        for a day. Saves the time of the last plausible sweep in any case.
+        for a day. Saves the time of this sweep if plausible, else the earlier time.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:

@@ -77,11 +77,12 @@ def self_agreement(
 
 MIN_CONTROLS = 20  # with fewer control tips the verdict is unknown
 FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
-# The drift tests together use less, BIAS_RATE + 2 * POOLED_RATE = 0.037, as the design effect is only estimated.
+# The tests' rates add up to 0.037 (BIAS_RATE + 2 * POOLED_RATE), not 0.05: a reserve, because the correlation within
+# items is only estimated.
 BIAS_RATE = 0.031  # of the tests of bias on all scales together
 POOLED_RATE = 0.003  # of the test of the error, and also of the test of the contrast
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
-# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-step scale.
+# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-value scale.
 HONEST_NOISE = 1.0  # the largest noise accepted as honest
 NOISES = np.linspace(0.05, 1.5, 59)  # values tried when estimating a judge's noise
 MIN_SPREAD = 0.25  # minimum standard deviation of errors, in the same points, so that no interval has zero width
@@ -124,17 +125,19 @@ class ScaleDrift:
 
     scale: str
     n: int
-    bias: float | None  # mean of score − the score expected of an honest judge, given the agreed score
+    # Mean of score − the score expected of an honest judge, given the agreed score (near the ends of the scale not the
+    # agreed score).
+    bias: float | None
     interval: tuple[float, float] | None  # confidence interval of the bias, at the level of its test
     se: float | None  # standard error of the bias
-    difference: float | None  # mean of score − agreed score
+    difference: float | None  # mean of score − agreed score, signed
     error: float | None  # mean of |score − agreed score|
     beyond: bool  # whether the bias differs from 0 by more than chance explains
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A judge's drift, measured on controls. Pooled values are in points of a five-step scale."""
+    """A judge's drift, measured on controls. Pooled values are in points of a five-value scale."""
 
     verdict: Verdict
     n_controls: int
@@ -164,8 +167,8 @@ class Drift:
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
         of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
-        five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
-        points = "points" if five_steps else "points of a five-step scale"
+        five_values = all(scale.max - scale.min == 4 for scale in rubric.scales)
+        points = "points" if five_values else "points of a five-step scale"
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
             count = self.n_controls if with_count else "the"
             sentence = (
@@ -270,7 +273,7 @@ class _Column:
 
     @property
     def steps_per_point(self) -> float:
-        """Steps of this scale in one point of a five-step scale."""
+        """Steps of this scale in one point of a five-value scale."""
         return _steps_per_point(self.scale.max - self.scale.min)
 
     @property
@@ -312,7 +315,10 @@ class _Column:
         return self.spread * sqrt(self.design_effect(icc) / self.n)
 
     def bias_degrees(self, icc: float | None) -> int:
-        """Return the degrees of freedom of the bias: fewer if errors may be correlated within items."""
+        """Return the degrees of freedom of the bias: fewer if errors may be correlated within items.
+
+        They are n − 1 if the correlation cannot be estimated (icc is None).
+        """
         if icc is None:
             return self.n - 1
         return min(self.n - 1, self.n_items - 1 + PRIOR_DEGREES)
@@ -320,15 +326,15 @@ class _Column:
     def design_effect(self, icc: float | None, weights: NDArray[np.floating[Any]] | None = None) -> float:
         """Return the factor by which correlation within items inflates the variance of a weighted sum of errors.
 
-        It is 1 + icc * (m - 1) after Kish. Here m is the sum of (item's sum of weights)² over the items, divided by the
-        sum of weight² over the tips. With equal weights it is the number of tips per item, averaged over the tips.
+        It is 1 + icc * (m − 1) after Kish, where m = Σ_items (Σ w)² / Σ_tips w² and w are the weights. With equal
+        weights, m is the number of tips per item, averaged over the tips.
         """
         weights = np.ones(self.n) if weights is None else weights
         total = float(weights @ weights)
         if icc is None or not total:
             return 1.0
-        tips_per_item = float(np.square(np.bincount(self.item, weights)).sum()) / total
-        return 1 + icc * (tips_per_item - 1)
+        m = float(np.square(np.bincount(self.item, weights)).sum()) / total
+        return 1 + icc * (m - 1)
 
 
 def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
@@ -359,7 +365,8 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
 
 
 def _steps_per_point(steps: int) -> float:
-    # At least half a step: on a scale of two values, rounding would hide almost all of a smaller noise.
+    # `steps` is max − min, which is 4 on a five-value scale. With less than half a step per point, an honest judge's
+    # noise would almost vanish in rounding on a scale of two values.
     return max(steps / 4, 0.5)
 
 
@@ -374,7 +381,7 @@ class _HonestErrors:
 
 @lru_cache(maxsize=64)
 def _honest_errors(steps: int) -> _HonestErrors:
-    """Return the exact moments on a scale of `steps` + 1 values, for score = clip(round(agreed score + error))."""
+    """Return the exact moments on a scale of `steps` + 1 values, for score = clip(round(agreed + normal error))."""
     from scipy.special import ndtr
 
     noises = np.append(NOISES, HONEST_NOISE) * _steps_per_point(steps)
@@ -443,7 +450,8 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
         third += column_third
         inflated_variance += column_variance * column.design_effect(absolute_icc)
     z = POOLED_QUANTILE
-    quantile = z + (z**2 - 1) / 6 * third / variance**1.5  # corrected for skewness (Cornish-Fisher)
+    # Corrected for skewness (Cornish-Fisher). `third` is of independent tips, so the variance is, too.
+    quantile = z + (z**2 - 1) / 6 * third / variance**1.5
     return error / total, (mean + quantile * sqrt(inflated_variance)) / total
 
 
@@ -455,12 +463,15 @@ def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[flo
         values = np.arange(len(column.counts))
         mean_agreed = float(values @ column.counts) / column.n
         centered = (values - mean_agreed) / column.steps_per_point  # x minus its mean, for each value of x
-        weights, effect = centered * column.counts, column.design_effect(icc, centered[column.agreed])
+        weighted_counts = centered * column.counts
+        effect = column.design_effect(icc, centered[column.agreed])
         honest_mean, honest_variance = column.honest.mean[-1], column.honest.variance[-1]
         sxy += float(centered[column.agreed] @ column.score) / column.steps_per_point
-        honest_sxy += float(weights @ (values + honest_mean)) / column.steps_per_point
-        honest_sxy_variance += float((weights * centered) @ honest_variance) / column.steps_per_point**2 * effect
-        sxx += float(weights @ centered)
+        honest_sxy += float(weighted_counts @ (values + honest_mean)) / column.steps_per_point
+        honest_sxy_variance += (
+            float((weighted_counts * centered) @ honest_variance) / column.steps_per_point**2 * effect
+        )
+        sxx += float(weighted_counts @ centered)
     if sxx <= 0:
         return None, None
     return sxy / sxx, (honest_sxy - POOLED_QUANTILE * sqrt(honest_sxy_variance)) / sxx
@@ -479,8 +490,8 @@ class BiasSum:
     scale: str
     sheets: int  # number of sheets
     bias: float  # mean over the sheets, in the scale's points
-    high: float  # sum of biases above 0, in standard errors
-    low: float  # sum of biases below 0, as a positive number
+    high: float  # upper CUSUM of the sheets' z scores (see _bias_sums)
+    low: float  # lower CUSUM, as a positive number
 
     @property
     def beyond(self) -> bool:
@@ -511,7 +522,9 @@ class Trends:
 
     sums: tuple[BiasSum, ...]
     fatigue: Slope | None  # growth of the absolute error from the first to the last item of a sheet
-    compression: Slope | None  # error per point of the agreed score: negative if good and poor tips are scored alike
+    # Error per point of the agreed score: negative if good and poor tips are scored alike. Like contrast − 1, but over
+    # all sheets and corrected for the ends of the scale.
+    compression: Slope | None
 
     def to_json(self) -> dict[str, Any]:
         """Return unrounded JSON-serializable values; None where unknown."""
@@ -575,8 +588,8 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
         errors_at: dict[float, list[float]] = defaultdict(list)  # by position: |error| minus an honest judge's mean
         for column in columns:
             honest_mean = column.honest.absolute_moments[0]
-            excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.steps_per_point
-            for position, error in zip(column.position.tolist(), excess.tolist(), strict=True):
+            absolute_excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.steps_per_point
+            for position, error in zip(column.position.tolist(), absolute_excess.tolist(), strict=True):
                 errors_at[position].append(error)
         positions, errors = list(errors_at), [fmean(values) for values in errors_at.values()]
         x += [position - fmean(positions) for position in positions]

@@ -72,7 +72,7 @@ def export_sheet(
     """Create a sheet and store it in MLflow. If `cells` is None, they are read from MLflow.
 
     Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, floor scores of another rubric are
-    updated to the current one: when the sheet is applied, or before NotEnoughData is raised.
+    updated to the current one: when the sheet is applied; if there is no sheet, at once.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -116,14 +116,15 @@ def export_sheet(
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
     def compose_entries(selected: Sequence[EligibleCell]) -> tuple[SheetEntry, ...]:
+        # scenario_key is (id, hash)
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
     entries = compose_entries(chosen)
     n_added = 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
-        # Add scenarios, those already on the sheet first, until there is room for enough control tips. If there never
-        # is, add none.
+        # Add the remaining cells, scenario by scenario, beginning with scenarios already on the sheet, until there is
+        # room for enough control tips. If there never is, add none.
         restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
         all_cells = choose_cells(eligible, without_limit, scenarios_with_controls, restarted_rng, first_scenarios)
@@ -179,7 +180,7 @@ def choose_cells(
     if request.everything or request.provisional:
         return _take_scenarios(_by_scenario([*unscored, *scored_only_by_others], order), request.limit, rng)
     unscored_groups = _by_scenario(unscored, order)
-    # Add scenarios scored only by others until the overlap is reached.
+    # Add shared scenarios, which others have scored and this judge has not, until the overlap is reached.
     n_scored_by_both = len(scored_by_others) - len(scored_only_by_others)
     overlap_missing = _round_up(request.overlap * len(scored_by_others)) - n_scored_by_both
     shared_groups: list[list[EligibleCell]] = []
@@ -190,7 +191,8 @@ def choose_cells(
             n_shared += len(group)
     if request.limit is None:
         return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
-    # Shared cells are at most `overlap` times the unscored ones, unless there are too few unscored ones.
+    # Shared cells are at most `overlap` times the unscored ones, so limit = unscored * (1 + overlap), unless there are
+    # too few unscored ones.
     min_unscored = _round_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     shared_limit = request.limit - n_unscored
@@ -262,7 +264,7 @@ def _judge_history(
     for cell in cells:
         judgement = cell.scores.applied.get(judge) if judge else None
         if judgement and judgement.rubric == rubric_tag:
-            scored.append(cell.to_eligible(frozenset()))
+            scored.append(cell.to_eligible(frozenset()))  # who scored it is not used here
     newest_first = stored_sheets(store, experiment)
     sheets = [stored for stored in newest_first if not stored.provisional and stored.sheet.rubric.tag == rubric_tag]
     return JudgeHistory(judge, shown, scored=scored, sheets=sheets[::-1])

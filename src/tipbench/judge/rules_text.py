@@ -357,6 +357,6 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Here only eight to twelve may also mean the evening.
+    # Here only times from eight to before twelve may also mean the evening.
     latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -69,7 +69,7 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
     return observe
 
 
-# A bracket, or a string: up to its closing quote, or to the end of the line, because JSON strings do not span lines.
+# A bracket, or a string: up to its closing quote, or at most to the end of the line: JSON strings do not span lines.
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')
 _KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; beyond it, the outermost are dropped

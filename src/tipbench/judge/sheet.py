@@ -154,7 +154,7 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
 def file_json(
     format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a sheet of tips or duels as JSON-serializable values; `items` already are."""
+    """Return the outer object of a sheet file, of tips or duels; `items` are already JSON-serializable."""
     return {
         "format": format_,
         "sheet": sheet.id,

@@ -88,7 +88,7 @@ class JudgingStatus:
     open_sheets: tuple[SheetSummary, ...] = ()  # unfinished sheets with unscored items, oldest first
 
     def use_of_scores(self, judge: JudgeStatus) -> str:
-        """Return a phrase for how the judge's scores are used."""
+        """Return a phrase for how the judge's scores are used, such as "provisional" or "held"."""
         if judge.provisional:
             return "provisional"
         if judge.held:

@@ -13,7 +13,7 @@ class RunState(StrEnum):
     """State of a cell's run."""
 
     PENDING = "pending"  # answered; waiting for a judge
-    JUDGED = "judged"  # every tip is scored under the pinned rubric, or the answer is floored
+    JUDGED = "judged"  # every tip is scored, or the answer is floored
     FAILED = "failed"  # no complete answer; never scored, retried as a new run
 
 

@@ -59,7 +59,7 @@ class Summary:
     experiment_url: str | None
     cells: int
     recorded_before: int
-    generated: int
+    generated: int  # including failed
     failed: int
     seconds: float
     totals_by_pair: TotalsByPair
@@ -118,7 +118,7 @@ def collection_run(
     texts = {"artifact:config.json": json.dumps(values | urls_without_login, indent=1)}
     if (evidence := summary.evidence) is not None:
         metrics |= {
-            "most_resident": evidence.most_resident,
+            "most_resident": evidence.most_resident,  # largest number of models in memory at once
             "residency_samples": evidence.samples,
             "residency_unknown_samples": evidence.unknown_samples,
             "residency_largest_gap_s": evidence.largest_gap_s,

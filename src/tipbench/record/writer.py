@@ -146,10 +146,11 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Retry a result after a server error (5xx). Skip it after many of them, or if MLflow rejects it (400).
+        """Retry a result after a server error (5xx), or skip it.
 
-        Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped result stays in the
-        journal; when draining, a rejected one is moved to another file.
+        Skip it after many server errors if other results are stored meanwhile or when draining, or if MLflow rejects it
+        (400). Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped result stays
+        in the journal; when draining, a rejected one is moved to another file.
         """
         if exc.status >= 500:
             with self._lock:

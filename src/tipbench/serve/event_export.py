@@ -2,7 +2,7 @@
 
 | format | lines |
 |---|---|
-| jsonl | one per decision, signal (a shadow's choice) and reward, as logged; a recommendation has `"signal": "serve"` |
+| jsonl | one per decision, signal (a shadow's choice) and reward; a recommender's decision has `"signal": "serve"` |
 | dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
 | obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 """
@@ -32,6 +32,7 @@ def export_events(database: Database, export_format: str, *, policy: str | None 
     if policy is not None:
         check_policy(policy)
     if export_format == "jsonl":
+        # "score" is a decision, "late" a late reward
         for entry in read_entries(database, kinds=("score", "signal", "reward", "late")):
             if policy is None or entry.policy == policy:
                 yield to_json(_json_line(entry)).decode()
@@ -43,7 +44,7 @@ def export_events(database: Database, export_format: str, *, policy: str | None 
 
 
 def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each decision that has a reward with this reward, in the order of the rewards. Ignores late rewards."""
+    """Yield (decision, reward) of each rewarded decision, in the order of the rewards. Ignores late rewards."""
     for reward in read_entries(database, kinds=("reward",)):
         if policy is None or reward.policy == policy:
             decision = read_entry(database, reward.body["score"])  # the decision's entry number
@@ -55,12 +56,12 @@ def _json_line(entry: Entry) -> dict[str, Any]:
     head = {"event_id": entry.event, "policy": entry.policy, "user": entry.user, "received": iso(entry.received)}
     body = entry.body
     if entry.kind == "signal":
-        return {"signal": body["signal"], **head, **body}
-    if entry.kind == "score":  # a decision
+        return {"signal": body["signal"], **head, **body}  # "signal" first
+    if entry.kind == "score":
         tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
         by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
         # A signal has `agrees` too: whether the shadow chose the same tip as this decision.
-        return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}
+        return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}  # "signal" first
     return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
 
 
@@ -70,7 +71,8 @@ def _dsjson_line(decision: Entry, reward: Entry) -> dict[str, Any]:
     candidates = body["request"]["candidates"]
     chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
     order = [chosen, *(i for i in range(len(candidates)) if i != chosen)]
-    context = {**(body["request"].get("context") or {}), "hour": reward.body["hour"]}  # of the decision
+    hour = reward.body["hour"]  # the decision's hour, stored with the reward
+    context = {**(body["request"].get("context") or {}), "hour": hour}
     # The values of a task are moved to its tip, because VowpalWabbit's namespaces are flat.
     tips = [{**candidate, **(candidate.get("task") or {}), "task": None} for candidate in candidates]
     return {

@@ -57,7 +57,10 @@ class FeatureSet:
         return len(self.names)
 
     def matrix(self, request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
-        """Return one row per candidate. `at` is local time; the request's `by_category` has priority over `tallies`."""
+        """Return one row per candidate. `at` is local time.
+
+        v3 uses the profile's `by_category`, if given, instead of `tallies`.
+        """
         values = self.compute(request, candidates, at, tallies)
         return np.fromiter(values, np.float64, len(values)).reshape(len(candidates), len(self.names))
 

@@ -1,7 +1,8 @@
 """Requests of the policy server: plain dictionaries, validated by pydantic.
 
-They are faster than objects, and logged without conversion. `SCORE.validate_json(body)` returns a `ScoreRequest` or
-raises pydantic's `ValidationError`. The server does the same faster, with `fast_validation` of `web/serving_schema.py`.
+They are faster than objects, and can be logged as JSON as they are. `SCORE.validate_json(body)` returns a
+`ScoreRequest` or raises pydantic's `ValidationError`. The server does the same faster, with `fast_validation` of
+`web/serving_schema.py`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,10 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
-    """Raise ValueError if `Time` or `Candidates` would reject or change a value. Types and limits must be valid."""
+    """Raise ValueError if `Time` or `Candidates` would reject or change a value.
+
+    The types and limits must have been checked before.
+    """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:
         raise ValueError("the time is changed by validation")

@@ -140,8 +140,8 @@ class PolicyService:
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        `signal` is "serve" if the recommender chose the active policy. If the first request had it too, a repeated one
-        is not a conflict, even if another policy has become active.
+        `signal` is "serve" if the recommender called with the active policy. If the first request had it too, a
+        repeated one is not a conflict, even if another policy has become active.
         """
         serving_policy = known_policy(policy)
         user_key = self.keys.hash_user_id(request["user_id"])
@@ -357,7 +357,7 @@ class PolicyService:
         documents: dict[tuple[str, str], bytes | None] = {}
         with self._lock:
             for key in self._changed_users.intersection(keys):
-                documents |= self._users[key].documents()
+                documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
             # The commit of all entries in these documents. Read under the lock, because `pending` does not return a

@@ -173,9 +173,13 @@ class UserState:
                 self.tallies.add(body["category"], body["action"], body["dwell_ms"], body["hour"])
                 self._mark_changed(TALLIES, seq)
 
-    def documents(self, *, all_names: bool = False) -> dict[tuple[str, str], bytes | None]:
-        """Return the documents that differ from the store, or all documents. A document without content is None."""
-        return {(self.key, name): self._document(name) for name in DOCUMENT_NAMES if all_names or name in self.dirty}
+    def changed_documents(self) -> dict[tuple[str, str], bytes | None]:
+        """Return the documents that differ from the store. A document without content is None."""
+        return {(self.key, name): self._document(name) for name in DOCUMENT_NAMES if name in self.dirty}
+
+    def all_documents(self) -> dict[tuple[str, str], bytes | None]:
+        """Return all documents. A document without content is None."""
+        return {(self.key, name): self._document(name) for name in DOCUMENT_NAMES}
 
     def has_state(self, name: str) -> bool:
         """Return whether this document has content."""

@@ -11,13 +11,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 from tipbench.errors import StateError, UsageError
-from tipbench.files import convert_home_errors, make_folder, sync_folder, write_atomic
+from tipbench.files import convert_home_errors, sync_folder, write_atomic
 from tipbench.serve.event_log import FOLDER, EventLog, open_database, read_entries, read_resets, read_users, store_lock
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
@@ -30,7 +30,9 @@ STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
+_NO_PRIORS: Mapping[str, Prior] = {}  # documents do not depend on priors
 _logger = logging.getLogger(__name__)
+_ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # of a path; the text is the problem with it
 
 
 class StateStore(Protocol):
@@ -88,21 +90,24 @@ class SqliteStore:
 class FileStore:
     """Documents as files in a folder: `<user>_egreedy.json`, `<user>_egreedy_v2.json`, …, `<user>_tallies.json`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = make_folder(folder, private=True)
+    def __init__(self, folder: Path, convert_errors: _ConvertErrors = convert_home_errors) -> None:
+        self.folder = folder
+        self._convert_errors = convert_errors
+        with convert_errors(folder, "cannot be created"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def load(self, user: str) -> dict[str, bytes]:
         documents = {}
         for name in DOCUMENT_NAMES:
             path = self._path(user, name)
-            with convert_home_errors(path, "cannot be read"), suppress(FileNotFoundError):
+            with self._convert_errors(path, "cannot be read"), suppress(FileNotFoundError):
                 documents[name] = path.read_bytes()
         return documents
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
         for (user, name), document in documents.items():
             path = self._path(user, name)
-            with convert_home_errors(path, "cannot be written"):
+            with self._convert_errors(path, "cannot be written"):
                 if document is None:
                     path.unlink(missing_ok=True)
                     sync_folder(self.folder)
@@ -112,26 +117,26 @@ class FileStore:
     def set_aside(self, user: str, name: str) -> str:
         path = self._path(user, name)
         new_path = path.with_name(f"{path.name}.corrupt-{os.urandom(4).hex()}")
-        with convert_home_errors(path, "cannot be renamed"):
+        with self._convert_errors(path, "cannot be renamed"):
             path.rename(new_path)
             sync_folder(self.folder)
         return str(new_path)
 
     def erase(self, user: str) -> None:
         """Delete all documents of a user, including corrupt ones that were set aside."""
-        with convert_home_errors(self.folder, "cannot be cleaned"):
+        with self._convert_errors(self.folder, "cannot be cleaned"):
             for path in (*self.folder.glob(f"{user}_*"), *self.folder.glob(f".{user}_*")):
                 path.unlink(missing_ok=True)
             sync_folder(self.folder)
 
     def remove_leftovers(self) -> None:
         """Remove the temporary files of killed processes. No other process may write to the folder meanwhile."""
-        with convert_home_errors(self.folder, "cannot be cleaned"):
+        with self._convert_errors(self.folder, "cannot be cleaned"):
             for path in self.folder.glob(".*.new"):
                 path.unlink(missing_ok=True)
 
     def users(self) -> list[str]:
-        with convert_home_errors(self.folder, "cannot be read"):
+        with self._convert_errors(self.folder, "cannot be read"):
             return sorted(
                 {match[1] for entry in os.scandir(self.folder) if (match := _FILE_NAME.fullmatch(entry.name))}
             )
@@ -173,28 +178,42 @@ def load_user(
             corrupt = True
             location = f"moved to {state_store.set_aside(key, name)}" if state_store and set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
-    # Entries up to the tallies' seq are in all documents: every reward changes the tallies, and they are written last.
-    # A policy without a document had no reward until then.
+    # Documents are saved with the tallies last, so all of them contain the log up to the tallies' entry number.
+    # A policy without a document has no rewards up to there.
     after = 0 if corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset_seq:  # saved before the reset
             user.clear(name, user.reset_seq)
     for entry in read_entries(database, after=max(after, user.reset_seq), user=key, kinds=STATE_CHANGES):
-        user.apply(entry)
+        user.apply(entry)  # skips entries that a document already contains
     return user
+
+
+@contextmanager
+def _convert_export_errors(path: Path, problem: str) -> Iterator[None]:
+    """Convert an OSError into a UsageError about the folder of an export, which is usually outside the home folder."""
+    try:
+        yield
+    except OSError as exc:
+        raise UsageError(
+            f"State is exported to a folder, or imported from one, but {path} {problem}: {exc.strerror or exc}. "
+            "Choose another folder with --dir."
+        ) from exc
 
 
 def export_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int:
     """Write the state of all users to a new or empty folder and return the number of files. A server may be running."""
-    if folder.exists() and any(folder.iterdir()):
+    with _convert_export_errors(folder, "cannot be read"):
+        has_files = folder.exists() and any(folder.iterdir())
+    if has_files:
         raise UsageError(f"State is exported to a new or empty folder; {folder} has files. Choose another one.")
-    target = FileStore(folder)
+    target = FileStore(folder, _convert_export_errors)
     n_files = 0
     with closing(open_database(home)) as database:
         store = open_state(home, store_kind, reads=database, writes=database)
         for user in read_users(database):
-            user_state = load_user(user, {}, database, store, set_aside=False)
-            all_documents = user_state.documents(all_names=True)
+            user_state = load_user(user, _NO_PRIORS, database, store, set_aside=False)
+            all_documents = user_state.all_documents()
             documents = {key: document for key, document in all_documents.items() if document is not None}
             target.save(documents)
             n_files += len(documents)
@@ -208,7 +227,7 @@ def import_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
     """
     if not folder.is_dir():
         raise UsageError(f"State is imported from a folder; {folder} is not one. `tipbench state export` writes one.")
-    source = FileStore(folder)
+    source = FileStore(folder, _convert_export_errors)
     with _open_exclusive(home, store_kind) as (log, store):
         for user in source.users():
             for name, document in source.load(user).items():
@@ -220,14 +239,14 @@ def import_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
                     ) from exc
         n_files = 0
         for user in source.users():
-            with log.lock:  # one transaction per user
+            with log.lock:  # entries appended under the lock are committed together
                 for name, document in source.load(user).items():
                     body = {"name": name, "document": decode(document, user, name)}
                     policy = name if name in POLICIES else None
                     _, committed = log.append("import", user, time.time(), body, policy=policy)
                     n_files += 1
             committed.result()
-            store.save(load_user(user, {}, log.database, store).documents())
+            store.save(load_user(user, _NO_PRIORS, log.database, store).changed_documents())
     return n_files
 
 
@@ -244,7 +263,7 @@ def rebuild_state(home: Path, *, store_kind: str = "sqlite") -> int:
         n_users = 0
         documents: dict[tuple[str, str], bytes | None] = {}
         for number, user in enumerate(sorted({*store.users(), *read_users(log.database)}), 1):
-            rebuilt = load_user(user, {}, log.database, state_store=None).documents(all_names=True)
+            rebuilt = load_user(user, _NO_PRIORS, log.database, state_store=None).all_documents()
             documents |= rebuilt
             if any(document is not None for document in rebuilt.values()):
                 n_users += 1

@@ -243,20 +243,21 @@ class _UserTallies:
         seen, completed, dismissed, dwell_s, dwell_n, hour_x, hour_y = self._sums  # the fields of Tally
 
         # With fewer tips, a user's overall rate is closer to the default, and a category's rate to the overall rate.
-        def overall_rate(total: Floats, n: Floats, default: float) -> Floats:
+        def overall_rate(total: Floats, n_overall: Floats, default: float) -> Floats:
             weighted_total = total.sum(axis=0) + OVERALL_WEIGHT * default
-            return np.asarray(np.minimum(weighted_total / (n.sum(axis=0) + OVERALL_WEIGHT), 1.0))
+            return np.asarray(np.minimum(weighted_total / (n_overall + OVERALL_WEIGHT), 1.0))
 
         def category_rate(total: Floats, n: Floats, overall: Floats) -> Floats:
             return np.asarray(np.minimum((total + CATEGORY_WEIGHT * overall) / (n + CATEGORY_WEIGHT), 1.0))
 
+        seen_overall = seen.sum(axis=0)
         dwell = dwell_s / MAX_DWELL_S
         # The mean of cos(hour of a completed tip − this hour), with hours as angles; + 1 shrinks it towards 0.
         hour_alignment = np.clip((hour_cos * hour_x + hour_sin * hour_y) / (completed + 1), -1.0, 1.0)
         values = (
-            category_rate(completed, seen, overall_rate(completed, seen, DEFAULT_COMPLETION)),
-            category_rate(dismissed, seen, overall_rate(dismissed, seen, DEFAULT_DISMISSAL)),
-            category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n, DEFAULT_DWELL)),
+            category_rate(completed, seen, overall_rate(completed, seen_overall, DEFAULT_COMPLETION)),
+            category_rate(dismissed, seen, overall_rate(dismissed, seen_overall, DEFAULT_DISMISSAL)),
+            category_rate(dwell, dwell_n, overall_rate(dwell, dwell_n.sum(axis=0), DEFAULT_DWELL)),
             hour_alignment,
             np.minimum(np.log1p(seen) / LOG_FULL_VOLUME, 1.0),
         )

@@ -2,6 +2,8 @@
 
 Random numbers are drawn per (seed, round, user, candidate) before a policy chooses. Every policy therefore meets the
 same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
+There are two exceptions: tastes in the world `drift` change after half of the rounds, and the responses in the world
+`null` are computed from means over all users.
 
 The last axis of every array is the user. Operations then run over users in memory order, which is fast.
 """
@@ -199,7 +201,7 @@ class World:
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         dwell_normal, hour_normal, volume_normal = normal
-        # The offset, which makes completions more likely, changes the rates too.
+        # The offset of the base utility changes the rates too: a higher one has more completions and fewer dismissals.
         return np.stack(
             [
                 _sigmoid(_logit(completed) + 0.8 * offset),

@@ -33,7 +33,10 @@ class BatchRequest(RequestBody):
 
     kind: Kind = Field(Kind.SHEET, description="sheet: score tips; duel: choose the better of two answers.")
     limit: StrictInt | None = Field(
-        None, ge=1, le=MAX_ANSWERS, description="Maximum number of answers in a new batch. Fills whole scenarios first."
+        None,
+        ge=1,
+        le=MAX_ANSWERS,
+        description="Maximum number of answers, taken scenario by scenario, or of duels in a new batch.",
     )
 
 

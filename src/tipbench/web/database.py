@@ -18,8 +18,9 @@ CREATE TABLE IF NOT EXISTS tokens (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
 """
-# `batch_items` has the current version of each item, `batch_history` recent versions too. `parent` is the version that
-# undo restores. `batch_keys` has the idempotency keys of the requests that opened a batch.
+# `batch_items` has the current version of each item. `batch_history` has the recent versions, normally including the
+# current one. `parent` is the version that undo restores. `batch_keys` has the idempotency keys of the requests that
+# opened a batch.
 _BATCHES = """
 CREATE TABLE IF NOT EXISTS batches (
     sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,

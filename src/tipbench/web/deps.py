@@ -125,7 +125,7 @@ def panel_of(request: Request) -> Panel:
     return panel
 
 
-PanelState = Annotated[Panel, Depends(panel_of)]
+PanelState = Annotated[Panel, Depends(panel_of)]  # Panel, injected by FastAPI
 
 
 def open_store(panel: PanelState) -> Iterator[RunStore]:

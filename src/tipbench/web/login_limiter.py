@@ -35,7 +35,10 @@ class LoginLimiter:
         self._refilled_at = clock()
 
     def count_failure(self, client: str) -> float:
-        """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead."""
+        """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead.
+
+        Call after a login has failed; a valid login is never limited.
+        """
         with self._lock:
             now = self._clock()
             refill = (now - self._refilled_at) * FAILURES_PER_SECOND

@@ -16,7 +16,7 @@ from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from tipbench.compare.answers import ScenarioAnswers, read_answers
-from tipbench.compare.cells import BoardCells, read_board
+from tipbench.compare.cells import BoardCells, read_board_cells
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.errors import CorruptText, MlflowError, TipbenchError, UsageError
 from tipbench.judge.material import CANDIDATES, RAW
@@ -222,7 +222,8 @@ class Queries:
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        fits_cache = len(all_experiments) <= SNAPSHOTS  # counts their cells only; a board also loads the sheets
+        # one snapshot (cells) per experiment; a board may load another, of its sheets
+        fits_cache = len(all_experiments) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
 
@@ -327,7 +328,7 @@ class Queries:
         cached_store = self.cached_store(store, experiment)
 
         def load() -> BoardCells:
-            return read_board(cached_store, experiment.experiment_id, query.cell_filter)
+            return read_board_cells(cached_store, experiment.experiment_id, query.cell_filter)
 
         return self.large_cache.get(key, revision(experiment), load)
 

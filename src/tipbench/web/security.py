@@ -339,8 +339,8 @@ class ConcurrencyLimits:
     async def wait_to_respond(self, arrived: float) -> None:
         """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
-        Applying an answer rewrites the notes of other judges on it. A control has no such notes, so an answer with long
-        notes takes longer. Without the wait, a judge could recognise the controls by the response time.
+        Applying an answer rewrites the notes of other judges on it; for a control, those of the next cell are used.
+        Where their lengths differ, a judge could recognise controls by the response time without the wait.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

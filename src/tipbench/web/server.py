@@ -116,9 +116,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._opened_at = self._phase_began_at = self.loop.time()
-        self._phase: tuple[object, ...] = ()  # what `_check` found last
+        self._phase: tuple[object, ...] = ()  # (name, request[, unread bytes]), set by _check
         host = self.client[0] if self.client else None
-        self._client_key = client_key(host)
+        self._client_key = client_key(host)  # the address, or the /64 network for IPv6
         self._timer = self.loop.call_later(self.limits.check_s, self._check)
         others = [other for other in self.connections if other is not self and isinstance(other, LimitedProtocol)]
         same_address = [other for other in others if other._client_key == self._client_key]
@@ -169,7 +169,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if unread_bytes:
                 self.transport.abort()  # `close` would wait for the client to read
                 return
-            if cycle is None or not cycle.response_started:
+            if cycle is None or not cycle.response_started:  # not after a response: the connection is only idle
                 self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()
             return
@@ -233,7 +233,7 @@ def drain_rejected_body(app: ASGIApp) -> ASGIApp:
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # uvicorn has also used _ACCEPTED_AT_ONCE as the length of the kernel's queue.
+        # asyncio's `backlog` sets both the accepts in a row and the kernel's queue; restore the queue.
         for sock in sockets or ():
             sock.listen(_BACKLOG)
 
@@ -262,16 +262,21 @@ def make_server(app: ASGIApp, limits: ConnectionLimits) -> uvicorn.Server:
 
 
 def run_server(
-    app: ASGIApp, sock: socket.socket, *, started: Callable[[], None], name: str = "panel", proxies: Sequence[str] = ()
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    before_start: Callable[[], None],
+    name: str = "panel",
+    proxies: Sequence[str] = (),
 ) -> None:
     """Serve an ASGI application until it is stopped; Ctrl-C is a normal exit.
 
-    `started` is called just before the server runs. X-Forwarded headers are accepted from `proxies` only.
+    `before_start` is called just before the server runs. X-Forwarded headers are accepted from `proxies` only.
     """
     server = make_server(app, ConnectionLimits.of(raise_file_limit(), proxies))
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatedLines())
-    started()
+    before_start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[sock])
     if not server.started:

@@ -116,12 +116,14 @@ def shown_address(url: str) -> str:
 
 def _allowed_host(text: str) -> str:
     """Return an entry of `hook_hosts` as an element of WebhookOptions.hosts. Raises UsageError if it is invalid."""
-    prefix = _HTTP if text.lower().startswith(_HTTP) else ""
-    host = text[len(prefix) :].removeprefix("https://").strip("/")
+    lower = text.lower()
+    prefix = _HTTP if lower.startswith(_HTTP) else ""
+    host = lower.removeprefix(_HTTP).removeprefix("https://").strip("/")
     is_bare_ipv6 = host.count(":") > 1 and not host.startswith("[")
-    name = host_name(f"[{host}]" if is_bare_ipv6 else host)
-    is_ipv6 = name is not None and ":" in name
-    has_port = ":" in host and not is_ipv6
+    if is_bare_ipv6:
+        host = f"[{host}]"
+    name = host_name(host)
+    has_port = ":" in host.rpartition("]")[2]  # after the brackets of an IPv6 address, or anywhere
     if name is None or has_port:
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
@@ -447,7 +449,10 @@ class WebhookWatcher:
         self.problem: str | None = None  # first error of the last check
 
     def due(self) -> bool:
-        """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running."""
+        """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running.
+
+        Also updates which experiments have a running collect job, so that it returns True once for a stopped job.
+        """
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting
@@ -604,7 +609,7 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, c
 
     def open_mlflow() -> TrackingStore:
         if check_mlflow:
-            # Raises instead of starting MLflow, because it may have been stopped on purpose.
+            # Called to raise if MLflow is not running: open() would start it, and it may have been stopped on purpose.
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.mlflow.open()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tipbench.compare.cells import BoardCells, CellFilter, board_pair
+from tipbench.compare.cells import BoardCells, CellFilter, without_reference_prompt
 from tipbench.compare.leaderboard import Leaderboard, read_leaderboard
 from tipbench.compare.matrix import ALL, Pair, Side, parse_pair
 from tipbench.errors import InvalidOption
@@ -82,7 +82,7 @@ def parse_pair_option(text: str, option: str) -> Pair:
     pair = parse_pair(text.strip())
     if pair is None:
         raise InvalidOption(option, f"takes MODEL/PROMPT (got {text[:120]!r}), for example qwen2.5:0.5b/v1.")
-    return board_pair(pair)
+    return without_reference_prompt(pair)
 
 
 def judge_name(text: str | None) -> str | None:

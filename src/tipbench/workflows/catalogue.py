@@ -44,10 +44,11 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
     Overlong tips and answers with an invalid format are omitted. The scores are those of the leaderboard. A text that
     occurs in several answers is one tip with the mean of its scores. Raises NotEnoughData if there are no tips.
     """
-    board, cells = read_leaderboard(store, experiment, CellFilter())
-    check_on_board(cells, pair)
-    rubric = find_rubric(store, experiment.experiment_id, cells.rubric, (cell.run for cell in cells.cells))
-    answers = read_answers(store, experiment, board, cells)
+    board, board_cells = read_leaderboard(store, experiment, CellFilter())
+    check_on_board(board_cells, pair)
+    runs = (cell.run for cell in board_cells.cells)
+    rubric = find_rubric(store, experiment.experiment_id, board_cells.rubric, runs)
+    answers = read_answers(store, experiment, board, board_cells)
     tips = _catalogue_tips(answers, pair, rubric) if rubric is not None else []
     if not tips:
         raise NotEnoughData(
@@ -57,8 +58,8 @@ def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> Cata
     return CatalogueFile(
         experiment=experiment.name,
         pair=str(pair),
-        rubric=cells.rubric,
-        provisional=cells.provisional,
+        rubric=board_cells.rubric,
+        provisional=board_cells.provisional,
         tips=sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)),  # all have a composite
     )
 

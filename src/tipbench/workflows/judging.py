@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board
+from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board_cells
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.verdict import TIED
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, SheetRefused
@@ -213,7 +213,7 @@ def duel_request(
 
 def _read_cells_and_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
     """Return the cells and their leaderboard, which is None until people have scored cells."""
-    cells = read_board(store, experiment.experiment_id, CellFilter())
+    cells = read_board_cells(store, experiment.experiment_id, CellFilter())
     if cells.provisional:  # only automatic judges have scored
         return cells, None
     return cells, make_board(experiment.name, cells, BoardOptions(design=read_design(experiment.tags)))

@@ -1,4 +1,4 @@
-"""Opens MLflow: the configured server, a running one, or the local one."""
+"""Opens MLflow: the configured server, one on the usual port, or the local one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MlflowAccess:
     host_header: str | None = None
 
     def find(self, url: str | None = None, *, report: Callable[[str], None]) -> Tracking:
-        """Return the server to read from: `url`, else the configured server, else a running or the local one.
+        """Return the server to read from: `url`, else the configured one, one on the usual port, or the local one.
 
         Starts the local server only if it has data. Raises NotEnoughData if there is no server and no data.
         """
@@ -55,12 +55,12 @@ class MlflowAccess:
             ) from exc
 
     def connect(self, tracking: Tracking) -> TrackingStore:
-        """Return the store of a server."""
+        """Return the open store of a server: a Tracking has only its address, a TrackingStore a connection to it."""
         store = MlflowStore(tracking.url, pages_url=self.pages_of(tracking.url), **self.login(tracking.url))
         return TrackingStore(
             store,
             identity=tracking.identity,
-            description=tracking.description.removeprefix("MLflow at "),
+            description=tracking.description.removeprefix("MLflow at "),  # used as in "MLflow: http://localhost:5000"
             url=store.url,
             close=store.close,
         )
@@ -69,8 +69,8 @@ class MlflowAccess:
         """Return the credentials and Host header for the configured server; empty if `url` is another server.
 
         Users of the API and of Airflow may name another server, which must not receive the credentials. A login inside
-        `url` is always sent. If no server is configured, returns the Host header for any `url`. Raises UsageError if
-        the Host header is invalid.
+        `url` is always sent. Without a configured server there are no credentials to protect: the Host header is sent
+        to any `url`. Raises UsageError if the Host header is invalid.
         """
         host = self.host_header
         host_url = f"http://{host}"

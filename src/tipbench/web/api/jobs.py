@@ -166,7 +166,7 @@ def run(
 
     Returns 409 if the Idempotency-Key was already used with other options.
     """
-    # `body` has what the client sent, `config` adds the defaults.
+    # `body` has only what the client sent; `config` also has the settings and defaults.
     target = CollectTarget(runner, wait_for_judge or body.wait_for_judge, explicit_keys=frozenset(body.options))
     submitted = start_collect(panel, config, started_by=who.name, idempotency_key=idempotency_key, target=target)
     return respond_with_job(panel, submitted, response)

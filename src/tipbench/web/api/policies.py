@@ -67,6 +67,7 @@ def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def simulate(
+    # checks the admin before the body is parsed
     config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],
     who: Admin,
     panel: PanelState,

@@ -38,7 +38,7 @@ def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTM
         request,
         "experiments.html",
         rows=[row_of(each) for each in experiments.items],
-        total=experiments.total,
+        total=experiments.total,  # total ignores q
         has_search=experiments.total >= MIN_FOR_SEARCH,
         q=q,
         mlflow_error=mlflow_error,
@@ -67,18 +67,18 @@ def row_of(experiment: Mapping[str, Any]) -> dict[str, Any]:
         "path": experiment_path(name),
         "answered": experiment["judged"] + experiment["pending"],
         "bar_label": f"{counts} of {plural(experiment['cells'], 'cell')}",
-        "basis": _leader_basis(experiment["leader"]),
+        "leader_status": _leader_status(experiment["leader"]),
         "step": step,
         "step_url": step_url,
     }
 
 
-def _leader_basis(leader: Mapping[str, Any] | None) -> str:
+def _leader_status(leader: Mapping[str, Any] | None) -> str:
     if not leader:
         return ""
-    basis = "decided" if leader["decided"] else "not decided"
+    status = "decided" if leader["decided"] else "not decided"
     if leader["provisional"]:
-        basis = "provisional"
+        status = "provisional"
     if leader["beats_reference"] is False:
-        basis += ", does not beat the reference"
-    return basis
+        status += ", does not beat the reference"
+    return status

@@ -109,16 +109,17 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
 
 
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
-    """Return the held sheets that wait for a decision, oldest first, without batches that their judge is revising.
+    """Return the held sheets that wait for a decision, oldest first, without sheets whose batch is not held.
 
-    A batch judged in the browser can be returned to its judge; a sheet judged in a file cannot.
+    Such a batch is being revised, or was applied before a file with revised scores was held. A batch judged in the
+    browser can be returned to its judge; a sheet judged in a file cannot.
     """
     status_by_batch = {batch.sheet: batch.status for batch in batches}
     views = []
     for sheet in judging.history:
         batch_status = status_by_batch.get(sheet.sheet)  # None for a sheet judged in a file
-        is_being_revised = batch_status not in ("held", None)
-        if sheet.status == "held" and not is_being_revised and not sheet.provisional:
+        batch_allows_decision = batch_status in ("held", None)
+        if sheet.status == "held" and batch_allows_decision and not sheet.provisional:
             views.append({"sheet": sheet, "why": drift_summary(sheet.drift), "in_browser": batch_status is not None})
     return views
 

@@ -33,7 +33,13 @@ def run_note(run: Mapping[str, Any]) -> str:
     if tags.get("kind") == RunKind.JUDGING:
         status = str(tags.get("sheet_status", ""))
         return {"exported": "exported, no scores yet", "held": "scores are held"}.get(status, status)
-    return str(tags.get(_NOTE_TAG) or tags.get("reason") or tags.get("evidence") or tags.get("ended") or "")
+    note = (
+        tags.get(_NOTE_TAG)  # MLflow's description, which users can edit
+        or tags.get("reason")  # of a decision or a refused model
+        or tags.get("evidence")  # of a collect: which models were in memory
+        or tags.get("ended")  # of a collect: "complete", "with failures" or "interrupted"
+    )
+    return str(note or "")
 
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
@@ -53,11 +59,11 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
     has_empty_field = any(not value.strip() for _, value in request.query_params.multi_items())
     if has_empty_field:
         return RedirectResponse(_url(path, filters.query()), 303)
-    queries = RunQueries(panel.queries, store, experiment)
+    experiment_queries = RunQueries(panel.queries, store, experiment)
     runs = panel.queries.runs(store, experiment, filters)
     shows_cells = filters.kind is RunKind.CELL
-    stale = queries.stale() if shows_cells else frozenset()
-    previews = queries.previews([run["run_id"] for run in runs["items"]]) if shows_cells else {}
+    stale = experiment_queries.stale() if shows_cells else frozenset()
+    previews = experiment_queries.previews([run["run_id"] for run in runs["items"]]) if shows_cells else {}
     query_without_page = filters.query(next=None, limit=RunFilters().limit)
     api_url = f"/api/bench/runs/{quote_path(experiment)}"
     return page(
@@ -83,12 +89,12 @@ def runs_page(request: Request, experiment: ExperimentPath, panel: PanelState, s
         first_url=_url(path, filters.query(next=None)) if filters.next else None,
         clear_url=path,
         chips=_chips(path, filters),
-        options=_options(queries.choices(str(filters.kind)), filters),
+        options=_options(experiment_queries.choices(str(filters.kind)), filters),
         sort=filters.sort,
         sort_url=lambda key: _url(path, filters.query(next=None, sort=key)),
         csv_url=_url(f"{api_url}/runs.csv", query_without_page),
         json_url=_url(api_url, filters.query()),
-        mlflow_url=queries.experiment.url,
+        mlflow_url=experiment_queries.experiment.url,
     )
 
 

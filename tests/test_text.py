@@ -65,7 +65,7 @@ def test_sizes_are_formatted_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(0.0, "0 %"), (0.004, "<1 %"), (0.996, ">99 %"), (1.0, "100 %"), (None, None)]
+    ("share", "expected"), [(0.0, "0 %"), (0.005, "<1 %"), (0.995, ">99 %"), (1.0, "100 %"), (None, None)]
 )
 def test_a_share_is_never_rounded_to_0_or_100_percent(share: float | None, expected: str | None) -> None:
     assert percent(share) == expected

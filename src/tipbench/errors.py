@@ -24,7 +24,7 @@
     ├── SheetRefused              invalid sheet; each problem has item, tip and field
     ├── WeightsError              the embedded model's file is missing or invalid
     ├── LocalMlflowError          the local MLflow could not be started or stopped
-    ├── JobConflict               the idempotency key is in use, or the job's state does not allow the request
+    ├── JobConflict               the idempotency key belongs to another request, or the job's state forbids the request
     ├── JobStartError             a runner cannot start a job, and a retry would not help
     ├── QueueFull                 the queue of the event log is full; retry
     ├── EventConflict             the request contradicts the recorded event
@@ -167,7 +167,7 @@ class LocalMlflowError(TipbenchError):
 
 
 class JobConflict(TipbenchError):
-    """The idempotency key is in use, or the job's state does not allow the request."""
+    """The idempotency key belongs to a job with another request, or the job's state does not allow the request."""
 
 
 class JobStartError(TipbenchError):

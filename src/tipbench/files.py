@@ -246,7 +246,7 @@ class ResourceLock:
             since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             purpose=purpose,
         )
-        self.dead_holder: LockHolder | None = None  # the previous holder, if it died with a model loaded
+        self.dead_holder: LockHolder | None = None  # the previous holder, if it ended without unloading its model
 
     def acquire(self, *, wait: bool, report: Callable[[str], None], timeout_s: float | None = None) -> bool:
         """Acquire the lock and return whether it had to wait.

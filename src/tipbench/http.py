@@ -100,7 +100,7 @@ def async_http_client(url: str, **options: Any) -> httpx.AsyncClient:
 
 
 def tls_for(url: str) -> ssl.SSLContext:
-    """Return the TLS context for `url`. Loads certificates for https only, because it takes 20 ms and some MB."""
+    """Return the TLS context for `url`. Loads certificates for https only: loading takes 20 ms and some MB."""
     import ssl
 
     import httpx

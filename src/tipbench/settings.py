@@ -80,7 +80,10 @@ Proxies = Annotated[tuple[Annotated[str, AfterValidator(_normalise_proxy)], ...]
 
 
 class OperatorConfig(BaseModel):
-    """Settings of MLflow, panel, webhook, jobs and Airflow. `repr=False` marks user names, passwords and tokens."""
+    """Settings of MLflow, panel, webhook, jobs and Airflow.
+
+    `repr=False` marks user names and secrets; such settings cannot be set in tipbench.toml.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -301,7 +304,7 @@ def load_settings(environment: Mapping[str, str] | None = None, folder: Path | N
     for path in dict.fromkeys(paths):  # both are the same file if the home is the working folder
         for key, value in _read_file(path).items():
             if key in HOME_ONLY and path.parent != home:
-                # For `tipbench doctor` and the panel, which show it as ignored.
+                # For `tipbench doctor` and the panel, which show the key as ignored.
                 sources.setdefault(key, f"ignored in {path}; use TIPBENCH_{key.upper()} or {home / CONFIG_FILE}")
                 continue
             values[key] = value

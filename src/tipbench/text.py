@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import overload
 
 _WHITESPACE = re.compile(r"\s+")
-# Control characters except tab and newline, text-direction characters, and surrogates
+# Control characters (except tab and newline), text-direction characters, and surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # Words
@@ -61,7 +61,7 @@ def percent(share: float | None) -> str | None:
     """Format a share as 42 %. Only exact values are shown as 0 % and 100 %; others as <1 % and >99 %."""
     if share is None:
         return None
-    if 0 < share < 0.005:
+    if 0 < share <= 0.005:
         return "<1 %"
     if 0.995 <= share < 1:
         return ">99 %"
@@ -139,7 +139,7 @@ def printable_lines(text: str) -> str:
 
 
 def replace_controls(text: str) -> str:
-    """Replace control and text-direction characters with U+FFFD, except tab and newline."""
+    """Replace control characters (except tab and newline), text-direction characters and surrogates with U+FFFD."""
     return _CONTROLS.sub("\ufffd", text)
 
 

@@ -33,6 +33,12 @@ def test_a_working_set_up_passes_every_check(home: Path, mlflow_url: str) -> Non
     assert not home.exists()
 
 
+def test_models_that_need_no_server_are_not_missing_on_it(mlflow_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIPBENCH_MODELS", "alpha:135m,embedded:smollm2:135m,baseline:template")
+    with ScriptedOllama(["alpha:135m"]) as server:
+        assert statuses("--ollama-url", server.url, "--mlflow-url", mlflow_url)["models"] == ["ok"]
+
+
 def test_each_problem_has_its_advice_and_the_exit_code_is_1(mlflow_url: str) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     ended = invoke("doctor", "--ollama-url", dead, "--mlflow-url", mlflow_url)

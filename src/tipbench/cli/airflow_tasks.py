@@ -245,7 +245,7 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-# URL of the Ollama server by collect task. Without listed hosts there is one task, with None: the configured URL.
+# URL of the Ollama server by collect task. Without listed hosts there is one task; its None means the configured URL.
 TaskUrls = Mapping[str, str | None]
 
 
@@ -268,7 +268,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    # None if no model is refused; with skip_refused, also unless all are.
+    # None if no model is refused. With skip_refused, None unless all models are refused.
     refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
@@ -278,7 +278,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     reasons = tuple(survey.refused.values())
     for reason in reasons:
         print_message(f"refused: {reason}")
-    if reasons:  # for the panel's summary of the run
+    if reasons:  # for the panel's summary of the run, which adds the cells of the collect tasks
         print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
     # An alias is another name of a planned model. An unknown size counts as 0.
     sizes = {model: facts.params_b or 0.0 for model, facts in survey.facts.items() if model not in plan.aliases}
@@ -370,7 +370,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
-    # The plan uses the facts of the first server, so a server with other weights cannot run the model.
+    # The plan uses the facts of the first server that accepts a model, so a server with other weights cannot run it.
     first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
         facts=first_facts,

@@ -94,7 +94,7 @@ def show_summary(summary: Summary) -> None:
                 percent(totals.mean("overlong")),
                 None if latency is None else f"{latency} s",
                 number(totals.mean("tokens_per_s"), ".1f"),
-                totals.mean("diversity"),
+                totals.mean("diversity"),  # rounded by `print_table`
             ]
         )
     print_table(columns, rows, text_columns=("model", "prompt"), n_always_shown=columns.index("format") + 1)

@@ -149,7 +149,7 @@ def _check_memory(config: CollectConfig) -> Finding:
 
 
 def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
-    from tipbench.generate.engine import ENGINES, available_models
+    from tipbench.generate.engine import ENGINES, available_models, engine_of
     from tipbench.generate.ollama_api import OllamaApi
 
     url = strip_login(config.ollama_url)
@@ -175,7 +175,8 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
     else:
         advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
         yield Finding("models", "failed", refused_text or "none installed", advice)
-    missing = [name for name in config.model_names if name not in available.accepted and name not in refused]
+    on_server = [name for name in config.model_names if engine_of(name).server]
+    missing = [name for name in on_server if name not in available.accepted and name not in refused]
     if available.accepted and missing:
         advice = f"`tipbench collect --models {','.join(available.accepted)}`, or `ollama pull {missing[0]}`."
         yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
@@ -203,7 +204,7 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    any_folder = journal_folder(settings.home, tracking="", experiment="")
-    if n_unstored := count_unstored(any_folder.parent.glob("*")):  # the folders of all servers and experiments
+    all_journals = journal_folder(settings.home, tracking="", experiment="").parent  # of all servers and experiments
+    if n_unstored := count_unstored(all_journals.glob("*")):
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(n_unstored, 'finished result')} not yet in MLflow", advice)

@@ -250,8 +250,9 @@ def apply(
     settings = load_settings()
     accept_reason = parse_drift_reason(accept_drift) if accept_drift is not None else None
     name = judge_name(judge)
-    sheet: dict[str, Any] = {}
+    sheet: dict[str, Any] = {}  # stays empty if the file cannot be parsed
     try:
+        # One byte more than allowed, so that `parse_sheet` refuses a larger input.
         sheet = parse_sheet(sys.stdin.buffer.read(MAX_BYTES + 1)) if _is_stdio(file) else read_sheet_file(file)
         with (
             open_store(settings, mlflow_url) as store,

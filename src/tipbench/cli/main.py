@@ -164,4 +164,4 @@ def main() -> NoReturn:
     except UsageError as exc:  # raised by event_output; `RootGroup` handles errors of commands
         print_message(f"error: {exc}")
         sys.exit(exc.exit_code)
-    sys.exit(0)
+    sys.exit(0)  # not reached, as `app` exits itself; for the type NoReturn

@@ -99,7 +99,7 @@ def command_group(help_text: str) -> typer.Typer:
 def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with an option for each field of CollectConfig.
 
-    It calls `command` with `config`, `settings`, and the options that `command` declares itself.
+    The returned command calls `command` with `config`, `settings`, and the options that `command` declares itself.
     """
     declared = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -122,7 +122,7 @@ def with_collect_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _collect_option(key: str) -> inspect.Parameter:
-    # Options other than flags stay text: CollectConfig validates them.
+    # Values of options that are not boolean stay text: CollectConfig validates them.
     field = CollectConfig.model_fields[key]
     name = key.replace("_", "-")
     annotation: Any

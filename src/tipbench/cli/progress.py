@@ -148,7 +148,7 @@ class BarProgress:
 
     def __exit__(self, exc_type: type[BaseException] | None, *_exc: object) -> None:
         if exc_type is None and self._recording_bar is not None:
-            self._show_recording(0)
+            self._show_recording(0)  # no event is sent for 0 left
         self._progress.stop()
 
     def __call__(self, event: Event) -> None:
@@ -173,7 +173,8 @@ class BarProgress:
     def _show_recording(self, left: int) -> None:
         if self._recording_bar is None:
             self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
-        self._recording_total = max(self._recording_total, left)  # a later journal may have more left
+        # The journals of dead processes are recorded first, one after the other; a later journal may have more left.
+        self._recording_total = max(self._recording_total, left)
         n_recorded = self._recording_total - left
         self._progress.update(self._recording_bar, total=self._recording_total, completed=n_recorded)
 

@@ -39,7 +39,7 @@ class Answer:
     composite: float | None
     format_ok: bool | None
     tips: tuple[AnswerTip, ...]
-    repeat: str = ""  # repeat number, if there are several
+    repeat: str = ""  # number of the repeat, from 1; empty if the run has none recorded
     run_id: str = ""
 
 
@@ -48,7 +48,7 @@ class ScenarioAnswers:
     """One content version of a scenario, and its answers."""
 
     scenario: str
-    card: Mapping[str, Any] | None  # None if the suite is not available
+    card: Mapping[str, Any] | None  # None if the suite is not available, or no longer has this version
     answers: tuple[Answer, ...]  # in the order of the board
 
 

@@ -1,9 +1,9 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
-It uses the complete rows (judged in every core scenario) and the scenarios that all of them share. Every model must
-have every prompt: the sums of squares then add up, and the order of the factors does not matter. The share of a factor
-is ω² (Hays 1963): (sum of squares − sum expected by chance) / (total + mean square of the error term), but at least 0.
-The residual is the rest.
+It uses the complete rows of the board (pairs judged in every core scenario) and the scenarios that all of them share:
+the core scenarios, and any other in which every complete row is judged. Every model must have every prompt: the sums of
+squares then add up, and the order of the factors does not matter. The share of a factor is ω² (Hays 1963): (sum of
+squares − sum expected by chance) / (total + mean square of the error term), but at least 0. The residual is the rest.
 
 `p` is from an F test with scenarios as a random factor. The error terms are model × scenario for models, prompt ×
 scenario for prompts, model × prompt × scenario for their interaction, and the residual for scenarios.
@@ -209,6 +209,7 @@ def _persona_factor(
 
 
 def _marginal_means(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
+    """Return the estimate for each name from `means`, scenarios × names; no interval below MIN_SCENARIOS scenarios."""
     estimates = {name: shown_estimate(column) for name, column in zip(names, means.T, strict=True)}
     return {name: estimate for name, estimate in estimates.items() if estimate}
 
@@ -227,7 +228,10 @@ def _interaction_flags(
     prompt_effects = _minus_mean_of_others(scores, axis=2)  # in each scenario, on each model
 
     def significant(differences: Floats) -> Mask:
-        """Return a mask, models × prompts: whether the mean over scenarios differs from 0, with p adjusted for all."""
+        """Return a mask, models × prompts: whether the mean over scenarios differs from 0.
+
+        p is adjusted, because all entries of the mask are tested together.
+        """
         adjusted_p = step_down(differences.reshape(n, -1), n_flips=n_flips)
         return np.array([p is not None and p <= ALPHA for p in adjusted_p]).reshape(n_models, n_prompts)
 

@@ -62,7 +62,9 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    if not _has_cells(board):  # only references or stale runs, no shared prompt or model (`by`), or nothing
+    # No cells: either there are no rows (only references, or nothing), or all rows are stale, or nothing is averaged
+    # because, on a board `by` model, no prompt is shared by all models (`by` prompt: no model by all prompts).
+    if not _has_cells(board):
         return CardState.UNRANKED
     if not board.judges:
         is_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
@@ -82,6 +84,7 @@ def _state(board: Leaderboard) -> CardState:
     # After the last of several looks, further scenarios are not tested.
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
+    # Undecided without ties: only one row is ranked, or a row is `ahead` of the leader in the tested scenarios.
     may_decide_later = ranking.too_few or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
@@ -92,15 +95,16 @@ def _title(board: Leaderboard, state: CardState) -> str:
     n_first = sum(row.rank == 1 for row in board.ranking.rows)
     lead_text = f"{plural(n_first, board.by or 'pair')} share the lead" if n_first > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
-    unranked = "No ranking yet"
+    unranked_title = "No ranking yet"
     if _has_cells(board):
-        unranked += ": too little is judged"
-    elif not board.ranking.unranked:  # else no prompt or model is shared (`by`)
-        unranked += ": too little is collected"
+        unranked_title += ": too little is judged"
+    elif not board.ranking.unranked:
+        unranked_title += ": too little is collected"
+    # Otherwise there are answers, but no prompt or model is shared (`by`); the card's first sentence says so.
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
-        CardState.UNRANKED: unranked,
+        CardState.UNRANKED: unranked_title,
         CardState.PROVISIONAL: f"For now: {name}",
         CardState.EARLY: f"For now: {name}",
         CardState.BEHIND: f"Use none of them: {reference} is better",
@@ -162,7 +166,10 @@ def _latency_text(latency: float | None) -> str | None:
 
 
 def _alternatives(board: Leaderboard) -> Iterator[str]:
-    """Yield a sentence on the fastest and the smallest among the leader and the rows tied with it."""
+    """Yield a sentence on the fastest and the smallest among the leader and the ranked rows tied with it.
+
+    `ranking.tied` may also have unranked rows; these are not alternatives, because they are not tested.
+    """
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":  # a prompt has no speed or size
         return

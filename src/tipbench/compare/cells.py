@@ -25,8 +25,8 @@ from tipbench.text import plural
 
 
 def find_rubric(store: RunStore, experiment_id: str, rubric_tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
-    """Return the rubric with this tag (id@sha256), as stored with a scored cell or a sheet; None if it is not found."""
-    # A run without scores has the rubric of its suite.
+    """Return the rubric with this tag (id@sha256), as stored with a cell or a sheet; None if it is not found."""
+    # The rubric of a run is that of its scores, or of its suite if it has no scores.
     matching_runs = (run for run in runs if run.tags.get("scores_rubric", run.params.get("rubric")) == rubric_tag)
     matching_run = next(matching_runs, None)
     if matching_run is not None:
@@ -88,7 +88,7 @@ class BoardCell:
     """One cell of a board."""
 
     run: StoredRun
-    values: Mapping[str, float]  # all metrics of the run with the scores that count; empty if none count
+    values: Mapping[str, float]  # the run's metrics, their scores replaced by those that count; empty if none count
     # Flags to use instead of the run's, which a judge whose scores do not count may have corrected;
     # None: use the run's. Empty: still to be recomputed (see `_scored_cell`), or they could not be recomputed.
     recomputed_flags: Mapping[str, float] | None = None
@@ -364,7 +364,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     """
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
-    # tipbench records floored runs as judged; only a run whose tags were changed elsewhere is not.
+    # The state matters only if tags were changed outside tipbench, which records every floored run as judged.
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
@@ -416,9 +416,9 @@ class Focus:
 def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     """Return the cells to judge next; None if there is no leader, no tie, or no useful cell left to judge.
 
-    One more shared scenario reduces the squared error of a paired mean by sd² / n(n + 1). A scenario's value is the sum
-    of these reductions over the tied rows that it would newly pair with the leader. Each is weighted by the p value of
-    the row's difference, because a high p means undecided.
+    One more shared scenario reduces the squared standard error of a paired mean, sd² / n, by sd² / (n(n + 1)). A
+    scenario's value is the sum of these reductions over the tied rows that it would newly pair with the leader. Each is
+    weighted by the p value of the row's difference, because a high p means undecided.
     """
     leader = ranking.leader
     if leader is None or not ranking.tied:

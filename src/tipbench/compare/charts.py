@@ -25,7 +25,7 @@ T = TypeVar("T")
 SHAPES = {
     State.LEADER: "diamond",
     State.TIED: "circle",
-    State.SEPARATED: "square",
+    State.SEPARATED: "square",  # clearly worse than the leader
     State.INCOMPLETE: "triangle-up",
     State.REFERENCE: "cross",
 }
@@ -77,6 +77,7 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     domain = [STATE_TEXTS[state] for state in states]
 
     def encoding(channel: Any, values: list[str]) -> Any:
+        # The field "status" of the rows is the state in words, from STATE_TEXTS.
         return channel("status:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
 
     return {
@@ -90,7 +91,10 @@ MEAN = "\n"  # stands for all models or all prompts in a key of `heat_map_means`
 
 
 def heat_map_means(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple[str, str], float | None]]:
-    """Return models, prompts and means by (model, prompt). A mean with MEAN is None unless all its pairs are ranked."""
+    """Return models, prompts and means by (model, prompt).
+
+    A key with MEAN has the mean over all pairs of a model or of a prompt; None unless all of them are ranked.
+    """
     results = {standing.pair: standing.result for standing in board.standings}
     models = list(dict.fromkeys(pair.model for pair in results))
     prompts = sorted({pair.prompt for pair in results})
@@ -190,7 +194,7 @@ def _channels(colour: str) -> tuple[int, int, int]:
 PARETO_WIDTH, PARETO_HEIGHT = 600, 340  # of the chart of quality against latency
 LETTER_WIDTH = 6.3  # approximate, in pixels
 LABEL_HEIGHT = 15  # pixels
-_MAX_UNCONNECTED = 20  # pixels; a label at a larger distance is connected to its point by a line
+_MAX_UNCONNECTED = 20  # pixels; a label further above or below is connected to its point by a line
 _MAX_LATENCY_RATIO = 40  # a point with less than 1/40 of the longest latency is drawn at 1/40
 
 
@@ -259,11 +263,11 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
     ).encode(x=x, y=y)  # fmt: skip
     rows = []
     for p in points:
-        state = STATE_TEXTS[states[p.pair]]
+        state_text = STATE_TEXTS[states[p.pair]]
         numbers = f"composite {number(p.composite)}, latency {number(p.latency)} s"
         unbeaten = "; no other pair beats it in both" if p in front else ""
-        text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state}{unbeaten}"
-        rows.append({"latency": p.drawn_latency, "composite": p.composite, "status": state, "text": text})
+        text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state_text}{unbeaten}"
+        rows.append({"latency": p.drawn_latency, "composite": p.composite, "status": state_text, "text": text})
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
         x=x, y=y, description="text:N", **state_marks(alt, board, theme, narrow=narrow)
     )  # fmt: skip
@@ -287,7 +291,7 @@ class PlotArea:
 
     x: tuple[float, float]  # latency
     y: tuple[float, float]  # composite
-    log: bool  # of the latency axis
+    log: bool  # whether the latency axis is logarithmic
     width: int
     height: int
 
@@ -350,7 +354,7 @@ def place_labels(area: PlotArea, points: Sequence[Point], labels: Mapping[Point,
 
 def _label_positions(x: float, y: float) -> Iterator[tuple[str, float, float]]:
     """Yield possible positions of a label as (alignment, x, y), best first."""
-    # Left and above come first, because the front's line runs to the right and below.
+    # Left (right-aligned) and above come first: the front's line reaches a point from below and leaves it to the right.
     yield from (
         ("right", x - 11, y), ("right", x - 6, y - 13), ("left", x + 11, y), ("left", x + 8, y + 13),
         ("center", x, y - 16), ("center", x, y + 17), ("right", x - 8, y + 13), ("left", x + 8, y - 13),
@@ -420,11 +424,11 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     )  # fmt: skip
     states = [str(state) for state in State]
     dashes = [[4, 5] if state is State.INCOMPLETE else [1, 0] for state in State]
+    colours = [state_colours(theme)[state] for state in State]
     line = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=2.5, strokeCap="round", **offset).encode(
         y=y, x=x, x2="high:Q", description="text:N",
         strokeDash=alt.StrokeDash("state:N", legend=None, scale=alt.Scale(domain=states, range=dashes)),
-        color=alt.Color("state:N", legend=None, scale=alt.Scale(
-            domain=states, range=list(state_colours(theme).values()))),
+        color=alt.Color("state:N", legend=None, scale=alt.Scale(domain=states, range=colours)),
     )  # fmt: skip
     dot = base.transform_filter("isValid(datum.mean)").mark_point(size=120, opacity=1, strokeWidth=2, **offset).encode(
         y=y, x=alt.X("mean:Q", scale=x_scale), description="text:N",

@@ -3,9 +3,9 @@
 In a scenario, two pairs are judged in both orders. Each order is one observation: the share of the judges who chose
 one side, where a tie is half a win. Scenarios are independent.
 
-Strengths maximise a penalised likelihood. For every two pairs that met, each gets extra wins: half a win if there are
-only these two. This approximates Firth's correction. Without it, a pair that won everything would have an infinite
-strength.
+Strengths maximise a penalised likelihood. For every two pairs that met, each gets the same extra wins over the
+other. All extra wins add up to the number of pairs − 1: with only two pairs, half a win each. This approximates Firth's
+correction. Without it, a pair that won everything would have an infinite strength.
 
 Intervals are profile likelihood intervals, because Wald intervals fail for a pair that won everything. They are widened
 by the overdispersion: how much more the results vary between scenarios than the model expects.
@@ -179,7 +179,8 @@ class _BradleyTerryModel:
         np.add.at(wins, (self.left, self.right), self.left_share)
         np.add.at(wins, (self.right, self.left), 1 - self.left_share)
         have_met = wins + wins.T > 0
-        # `have_met.sum()` counts two pairs that have met at [i, j] and at [j, i]: n_pairs − 1 extra wins in total.
+        # n_pairs − 1 extra wins in total, shared equally by the true entries of `have_met`. Two pairs that met have two
+        # of them: [i, j] and [j, i].
         extra_wins = (n_pairs - 1) / have_met.sum()
         return np.asarray(wins + have_met * extra_wins)
 

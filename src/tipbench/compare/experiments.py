@@ -148,7 +148,8 @@ def compare_experiments(
     return ExperimentComparison(
         experiments=names,
         pairs=tuple(pairs),
-        provisional=first.provisional,  # if only one board is provisional, the other has no scores to compare
+        # If only one board is provisional, the other has no scores except floors: see _check_comparable.
+        provisional=first.provisional,
         notes=tuple(_notes(names, first, second, matched)),
     )
 
@@ -217,6 +218,7 @@ def _notes(
     elif first.judges != second.judges:
         judges = f"{_judges_text(first)}; {_judges_text(second)}"
         yield f"Scored by different judges ({judges}): differences may come from the judges."
+    # Both boards were read with the same filter.
     if filters := filter_text(first.cell_filter.where, first.cell_filter.judge):
         yield f"{capitalized(filters)}."
     if first.conditions != second.conditions:

@@ -70,7 +70,7 @@ class GateResult:
     reason: str
     difference: Difference | None = None  # candidate − baseline
     n_scenarios: int = 0
-    scenarios_needed: int | None = None  # in total, to decide; None if decided, or if it cannot be estimated
+    scenarios_needed: int | None = None  # in total, to decide; None if not UNDECIDED, or if it cannot be estimated
     evidence: GateEvidence | None = None  # None if no data could be read
 
     def exit_code(self, *, strict: bool = False) -> int:
@@ -103,8 +103,8 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     """Compare the paired-t interval of candidate − baseline with −margin.
 
     The outcome is UNKNOWN unless the candidate is judged in every scenario in which the baseline is judged, and in at
-    least MIN_SCENARIOS. Otherwise a candidate could pass by failing in the scenarios in which it is weak. With
-    `failed_as_floor`, its failed cells count with the rubric's lowest scores, so that they are not missing.
+    least MIN_SCENARIOS. Without this rule, a candidate could pass by failing in the scenarios in which it is weak. With
+    `failed_as_floor`, its failed cells count with the rubric's lowest scores, so that their scenarios are not missing.
     """
     # A reference may be given with a prompt, but has none on the board.
     candidate, margin = without_reference_prompt(options.candidate), options.margin

@@ -136,7 +136,7 @@ class Standing:
 class JudgingRecord:
     """Pace of an experiment's judges and concerns about them, from its sheets."""
 
-    minutes_per_answer: float | None = None  # between export and apply of a sheet; None if no sheet was applied
+    minutes_per_answer: float | None = None  # between export and apply of people's sheets; None if unknown
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
     held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
@@ -287,7 +287,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         silent=silent_rows,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
-    # Without any mean per model or prompt, report the scores that the pairs lack.
+    # If a board by model or prompt has no mean at all, report the scores that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     needs_all_core = options.cluster is not None  # means per persona need every core scenario
     missing = missing_scores(incomplete_matrix, needs_all_core=needs_all_core)
@@ -356,7 +356,7 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
     references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidate_matrix = full.select(~references)
+    candidate_matrix = full.select(~references)  # without scenarios in which no candidate is judged
     shared = np.isin(full.scenarios, candidate_matrix.scenarios)
     return candidate_matrix, full.select(references, scenarios=shared)
 
@@ -540,7 +540,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     """Read the judging record from the tags and metrics of the sheets' runs."""
     applied: dict[str, list[StoredRun]] = defaultdict(list)  # by judge
     held: set[str] = set()
-    minutes = n_answers = 0.0  # of all applied sheets
+    minutes = n_answers = 0.0  # of people's applied sheets
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
         if tags.get(SHEET_KIND, TIPS) != TIPS or "judge" not in tags:  # duels, or no judge is named

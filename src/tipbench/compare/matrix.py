@@ -129,7 +129,8 @@ class ScoreMatrix:
         """
         mean_pairs = tuple(sorted({averaged_pair(pair, side) for pair in self.pairs}))
         shared = shared_by_all(self.pairs, side)
-        # The last digit of a column's sum depends on the memory order. "F" gives the same numbers as earlier versions.
+        # The last digit of a later sum over a column of `means` depends on the memory order. "F" gives the same numbers
+        # as earlier versions.
         means = np.full((len(self.scenarios), len(mean_pairs)), np.nan, order="F")
         if shared:
             is_shared = [getattr(pair, OTHER_SIDE[side]) in shared for pair in self.pairs]

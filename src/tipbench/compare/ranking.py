@@ -113,7 +113,7 @@ class PairResult:
     ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
     adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
-    is_adjusted: bool = False  # its scenarios are not exactly the core scenarios, so both means can differ
+    is_adjusted: bool = False  # its scenarios are not exactly the core ones: `adjusted_mean` and `estimate` can differ
     rank: int | None = None
     rank_low: int | None = None  # best rank that the tests leave open
     rank_high: int | None = None  # worst rank that the tests leave open
@@ -130,7 +130,8 @@ class Ranking:
     rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
     leader: Pair | None
     tied: tuple[Pair, ...]  # ranked pairs not significantly different from the leader, then unranked pairs with scores
-    decided: bool  # all pairs with answers (two or more) are ranked; the leader is significantly better than all others
+    # At least two pairs have answers, all of these are ranked, and the leader is significantly better than the others.
+    decided: bool
     units_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_units: int  # core units
@@ -212,8 +213,8 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
         tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
         better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
-        # The tests against the leader are a smaller family, so they can find more differences. Copy these to `better`,
-        # because otherwise the rank ranges could contradict `decided`.
+        # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
+        # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
         leader_index = ranked_index[leader]
         for column, i in ranked_index.items():
             diff = to_leader.get(matrix.pairs[column])
@@ -255,7 +256,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         rows.append(row)
     rows.sort(key=_row_order)
     rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
-    tied = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
+    tied_ranked = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
     unranked_rows = [row for row in rows if not row.ranked and row.pair not in options.silent]
     # A pair with too few scores to be ranked is not tested, so it may still be the best.
     too_few_judged = [row.pair for row in unranked_rows if row.estimate] if leader is not None else []
@@ -268,9 +269,9 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     return Ranking(
         rows=tuple(rows),
         leader=leader_pair,
-        tied=(*tied, *too_few_judged),
+        tied=(*tied_ranked, *too_few_judged),
         decided=decided,
-        units_needed=None if decided else _scenarios_needed(tied, shrinkage, options.level, n_core),
+        units_needed=None if decided else _scenarios_needed(tied_ranked, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
@@ -380,6 +381,7 @@ def _reference_rows(
             is_tested = np.ones(1, dtype=bool)
             difference = _differences(single, is_tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
+                # Too few shared scenarios for a test: return the difference over all scenarios, untested.
                 difference = untested(paired_difference(other=leader_values, row=values))
         rows.append(
             PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
@@ -410,7 +412,7 @@ def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
 def _scenarios_needed(
     tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
 ) -> int | None:
-    """Return the scenarios needed to separate every tied pair from the leader; None if unknown or out of reach."""
+    """Return the scenarios needed to separate each pair of `tied` from the leader; None if unknown or out of reach."""
     most = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
     needed_by_pair = []
     for diff in tied.values():

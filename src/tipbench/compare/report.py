@@ -34,7 +34,7 @@ class State(StrEnum):
     """The state of a row relative to the leader."""
 
     LEADER = "leader"
-    TIED = "tied"  # not significantly different from the leader
+    TIED = "tied"  # ranked, and not significantly worse than the leader
     SEPARATED = "separated"  # significantly worse than the leader
     INCOMPLETE = "incomplete"  # not ranked
     REFERENCE = "reference"  # compared with the leader, but not ranked

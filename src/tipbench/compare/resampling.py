@@ -308,7 +308,7 @@ class _AllPairs:
         for i in range(k - 1):
             # Sums of column i, over the pattern of each later column; one sum is enough if all patterns are equal.
             own_sums = sums[0, i] if n_patterns == 1 else sums[self._pattern[i + 1 :], i]
-            r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # computed in place, to save memory
+            r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # flipped sums; made r² in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
             largest_of_column = self._statistic(r_squared, self._n_shared[i, i + 1 :, None]).max(axis=0)

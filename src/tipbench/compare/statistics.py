@@ -5,6 +5,8 @@ comparisons. Unknown values are None, never 0. There is no interval for a single
 scenarios: an interval of zero width would imply certainty. The leader's interval is biased upwards, because the leader
 is selected for its high score.
 
+A row is a row of the leaderboard. In the matrices of scores it is a column.
+
 Rows are ordered by their adjusted mean (see `AdditiveFit`). If all rows have the same scenarios, it equals the mean.
 Otherwise it corrects for the difficulty of the scenarios that a row lacks.
 """
@@ -109,7 +111,7 @@ def mean_estimate(values: Floats) -> Estimate | None:
 
 
 def shown_estimate(values: Floats) -> Estimate | None:
-    """Return `mean_estimate` as shown to users: without an interval for fewer than MIN_SCENARIOS scores."""
+    """Return the estimate to show users: `mean_estimate`, without an interval for fewer than MIN_SCENARIOS scores."""
     estimate = mean_estimate(values)
     if estimate is None or estimate.n >= MIN_SCENARIOS:
         return estimate
@@ -250,7 +252,8 @@ def scenarios_needed(
         if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
-    return bisect_left(range(high), x=True, lo=low, key=enough)  # the smallest n that is enough
+    # The smallest n that is enough: `bisect_left` returns `high`, the end of its range, if no n below is.
+    return bisect_left(range(high), x=True, lo=low, key=enough)
 
 
 def smallest_detectable(sd: float | None, n: int, *, comparisons: int = 1, level: float = ALPHA) -> float | None:
@@ -277,7 +280,7 @@ def sidak_critical_t(n: int, comparisons: int, level: float) -> float:
 def clopper_pearson(successes: float, n: int, alpha: float = ALPHA) -> tuple[float, float]:
     """Return the lower and upper bound of the exact (1 − alpha) interval of a rate.
 
-    `successes` may be a fraction, because repeats are averaged.
+    `successes` is a count, but need not be whole, because repeats are averaged.
     """
     from scipy.special import betaincinv
 

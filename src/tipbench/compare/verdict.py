@@ -41,7 +41,9 @@ _NO_FACTS = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
-    """Return the verdict. It never calls a tied row worse, because the leader is selected from the same data."""
+    """Return the verdict. It never calls a tied row worse: the leader is selected by the same scores, so that chance
+    may explain its lead.
+    """
     sentences = [standing_sentence(ranking, facts)]
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)
@@ -74,7 +76,7 @@ def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
     higher = [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]
     if higher:
         yield f"Not ranked, but ahead of the leader in the scenarios that both have: {join_names(higher, _MAX_NAMES)}."
-    if ranking.silent and not ranking.decided:
+    if ranking.silent and not ranking.decided:  # if decided, `standing_sentence` counts them
         yield f"{plural(len(ranking.silent), facts.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if facts.judges and not facts.provisional:
         yield f"Judged by {join_names(facts.judges, _MAX_NAMES)}."
@@ -237,7 +239,7 @@ def board_notes(
         yield f"Rows that share fewer than {plural(n_needed, unit)} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
         yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."
-    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):
+    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):  # computed, but hidden by `best_text`
         yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
     if len(hosts) > 1:
         yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."

@@ -273,7 +273,7 @@ class EngineType:
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # key of the setting with its server's URL; None: runs inside tipbench
-    needs_lock: bool = False  # only one collect or judging model at a time
+    needs_lock: bool = False  # True: used by only one collect or judging model at a time
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
 

@@ -77,7 +77,7 @@ class _Reader:
                     break
                 self.pos = bracket.start()
             token = _TOKEN.match(self.text, self.pos)
-            if token is None:
+            if token is None:  # the end of the text
                 break
             self.pos = token.end()
             if token["open"]:
@@ -102,6 +102,7 @@ class _Reader:
                 self._read_string(token["quote"])
             elif token["bare"]:
                 self.key = self._record_key(token["bare"])
+            # A colon is skipped: `_record_key` looks ahead for the one after a key.
         return self.roots
 
     def _record_key(self, word: str) -> str | None:
@@ -115,8 +116,9 @@ class _Reader:
         end = None if opener in self.unclosed else self._find_end(opener)
         if end is None:
             self.unclosed.add(opener)
-            if opener == '"':  # the text ends inside a string; any other quote may be an apostrophe and is skipped
+            if opener == '"':  # the text ends inside this string
                 self.pos = len(self.text)
+            # Any other quote may be an apostrophe: only the quote itself is skipped.
             return
         value = _unescape(self.text[self.pos : end])
         self.pos = end + 1

@@ -144,6 +144,7 @@ class OllamaEngine:
         self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
+        # If the server does not respond, there is no wait, which would raise: the call below returns the failure.
         if self._unload_each_call and self._current is not None and self.alive():
             wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
         result = self._api.complete(request, self._body(request))
@@ -213,7 +214,7 @@ def read_facts(
         capabilities = None  # older servers do not report them
     remote = any(source.get(key) for source in (shown, entry) for key in ("remote_model", "remote_host"))
     digest = str(entry.get("digest") or "")
-    if not digest and not remote:
+    if not digest and not remote:  # remote models are refused later, with another reason
         raise ModelRefused(f"{model} is not in the Ollama server's list of models, so it cannot be pinned by digest.")
     return ModelFacts(
         model=model,

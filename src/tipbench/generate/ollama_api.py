@@ -451,7 +451,7 @@ def entry_name(entry: Mapping[str, Any]) -> str:
 
 
 def _json_object(response: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object of a response. Raises OllamaError for an error, and if it is not from Ollama."""
+    """Return the JSON object of a response. Raises OllamaError if it is an error or not from Ollama."""
     try:
         value = response.json() if len(response.content) <= _MAX_BODY_BYTES else None
     except (ValueError, RecursionError):

@@ -184,7 +184,10 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
 
 
 def _keyed_tips(keyed_texts: list[tuple[str, str]]) -> list[Tip]:
-    """Return a tip for each tip key, with its rationale. One object may have `tip1`, `rationale1`, `tip2` …"""
+    """Return a tip for each tip key, with its rationale. One object may have `tip1`, `rationale1`, `tip2` …
+
+    Beside a tip key, a description is a rationale too.
+    """
     tips: list[Tip] = []
     next_rationale = ""  # a rationale that precedes its tip
     for key, text in keyed_texts:
@@ -302,12 +305,13 @@ def _list_tips(text: str) -> list[Tip]:
     raw_lines = _NEWLINES.sub("\n", text).split("\n", MAX_LINES)[:MAX_LINES]  # without the unsplit rest
     lines = [_classify_line(line) for line in raw_lines]
     n_labels = sum(line.kind is _LineKind.LABEL for line in lines)
+    # The kinds of line that begin an item:
     if n_labels > 1:
-        first_line_kinds = {_LineKind.LABEL}  # numbered lines are then details of a tip
+        item_start_kinds = {_LineKind.LABEL}  # numbered lines are then details of a tip
     elif n_labels or any(line.kind is _LineKind.NUMBER for line in lines):
-        first_line_kinds = {_LineKind.LABEL, _LineKind.NUMBER}  # a single label may be in one item of a numbered list
+        item_start_kinds = {_LineKind.LABEL, _LineKind.NUMBER}  # one of the numbered lines may have a label too
     else:
-        first_line_kinds = {_LineKind.BULLET}
+        item_start_kinds = {_LineKind.BULLET}
     items: list[_Item] = []
     current: _Item | None = None
     after_blank = False  # the previous line is blank
@@ -316,7 +320,7 @@ def _list_tips(text: str) -> list[Tip]:
         if line.kind is _LineKind.BLANK:
             after_blank = True
             continue
-        if line.kind in first_line_kinds:
+        if line.kind in item_start_kinds:
             current = _Item([line.text] if line.text else [])
             items.append(current)
             rationale_next = False

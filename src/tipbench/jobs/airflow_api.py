@@ -124,8 +124,9 @@ class AirflowApi:
         url = f"{self.url}/api/v2/{path}"
         token = self._get_token()
         status, content = self._send(method, url, body, params=params, token=token)
+        # A token expires after a day, or when Airflow's key changes; a new one needs the user name and password.
         if _token_rejected(status, content) and self.access.username and self.access.password:
-            with self._lock:  # a token expires after a day, or when Airflow's key changes
+            with self._lock:
                 if self._token == token:  # otherwise another thread has already renewed it
                     self._token = None
             status, content = self._send(method, url, body, params=params, token=self._get_token())
@@ -434,16 +435,17 @@ class AirflowDag:
         return missing
 
     def log(self, run_id: str, task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:
-        """Return the next page of a task's log; `token` is that of the last page, None for the first one.
+        """Return the next page of a task's log; `token` is the `LogPage.token` of the last page.
 
-        If Airflow rejects the token, the log is read from its start, without the first `skip` lines.
+        If `token` is None (for the first page, or because the log had no more lines then), or Airflow rejects it, the
+        log is read from its start, without the first `skip` lines.
         """
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:
             try:
                 return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index, token=token)))
             except AirflowError as exc:
-                if exc.status != 400:  # 400: the token is invalid, for example because Airflow's key has changed
+                if exc.status != 400:  # 400: the page's token is invalid, for example because Airflow's key has changed
                     raise
         try:
             return _log_page(_validate(_Log, self._api.get(path, map_index=task.map_index)), skip=skip)

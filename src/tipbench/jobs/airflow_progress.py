@@ -63,7 +63,8 @@ class StoredProgress(BaseModel):
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
-    earlier_attempts: dict[str, int] = Field(default_factory=dict, alias="base")  # of earlier jobs in the same DAG run
+    # Number of attempts made for earlier jobs in the same DAG run: the retry of a failed job continues its DAG run.
+    earlier_attempts: dict[str, int] = Field(default_factory=dict, alias="base")
     log_positions: dict[str, LogPosition] = Field(default_factory=dict, alias="places")
     totals: dict[str, TaskTotals] = Field(default_factory=dict, alias="tallies")
     states: dict[str, str | None] = Field(default_factory=dict)  # as last logged

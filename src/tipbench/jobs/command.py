@@ -23,7 +23,8 @@ _URL_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in URL_KEYS}  # for URL
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
     """Return the request for `tipbench collect` with this configuration."""
     arguments, private = _split_secrets(config.model_dump(mode="json"))
-    # Jobs that share a resource run one after the other. Resources are the locks of collect, servers and memory.
+    # Jobs that share a resource run one after the other. A collect has a resource for each model, like the locks in
+    # `record/collect.py`, and those of its engines: the servers, and this machine for the embedded model.
     model_locks = {f"{model} for {config.experiment}" for model in config.model_names}
     resources = tuple(sorted(model_locks | engine_resources(config)))
     return JobRequest(JobKind.COLLECT, config.experiment, arguments, private, resources, started_by, runner)
@@ -47,6 +48,7 @@ def judge_request(
         server = options.get("ollama_url") or ollama_url
         resources |= engine_resources(make_config({"models": judge.target, "ollama_url": server}))
     arguments, private = _split_secrets(options)
+    # `command:PROGRAM` (with a target) has its own program, in `arguments`.
     if program and judge.kind is JudgeKind.COMMAND and not judge.target:
         private[PROGRAM_VARIABLE] = program
     return JobRequest(JobKind.JUDGE, experiment, arguments, private, tuple(sorted(resources)), started_by)

@@ -48,7 +48,10 @@ class LocalRunner:
         self._clock = clock
 
     def start(self, job: Job) -> None:
-        """Start the job unless it was started before. Its pid is saved before this method returns."""
+        """Start the job, unless it was started before or its start is forbidden. Raises JobStartError.
+
+        The pid of a started job is saved before this method returns.
+        """
         folder = self._folder(job)
         folder.make()
         if folder.process is not None or folder.start_forbidden:
@@ -58,6 +61,7 @@ class LocalRunner:
             process = folder.process
             if process is None:
                 folder.forbid_start()  # a launch that timed out must not start later
+        # The pid is saved before exec: after an error, a saved process that is dead may never have run the command.
         if process is None or (error and not is_alive(process)):
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
@@ -124,7 +128,10 @@ class LocalRunner:
         )
 
     def cancel(self, job: Job) -> None:
-        """Send SIGTERM to the process group, once. After the grace period, send SIGKILL to it and all descendants."""
+        """Send SIGTERM to the process group at the first call; forbid the start of a job without a process.
+
+        A call after the grace period, which begins with SIGTERM, sends SIGKILL to the group and all descendants.
+        """
         folder = self._folder(job)
         with folder.locked():
             process = folder.process
@@ -252,7 +259,7 @@ def _launch_command(path: Path, arguments: Sequence[str]) -> int:
     except BaseException as exc:  # noqa: BLE001 - the parent reports it
         os.write(write_fd, f"{type(exc).__name__}: {exc}\n".encode())
     finally:
-        os._exit(1)
+        os._exit(1)  # also if there was nothing to do: the launcher reads the pipe, never this code
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ class ProgressCache:
         self._snapshots: OrderedDict[str, ProgressSnapshot] = OrderedDict()
 
     def current(self, job: Job) -> ProgressSnapshot:
-        """Return the current progress; the cached one while the runner is unavailable."""
+        """Return the current progress; if the runner is unavailable, that of the events read so far."""
         with self._lock:
             snapshot = self._snapshots.get(job.id, ProgressSnapshot())
         try:
@@ -189,7 +189,7 @@ class ProgressCache:
 
 
 def refused_text(collected: events.Collected | None) -> str:
-    """Return a sentence on the models that were refused; empty if there are none."""
+    """Return a text with the reasons (`collected.refused`) why models were refused; empty if there are none."""
     if collected is None or not collected.refused:
         return ""
     return f"Refused models were left out: {' '.join(collected.refused)}"

@@ -20,6 +20,7 @@ MAX_PAGE = 500  # jobs
 MAX_KEY = 200  # characters of an idempotency key
 _MAX_REASON = 2000  # characters
 _BUSY_TIMEOUT_S = 15.0  # of SQLite
+# The column `body` is a hash of the request (see `add`), not its text.
 _MIGRATIONS = (
     """
 CREATE TABLE jobs (
@@ -84,7 +85,7 @@ class JobStore:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self.clock = clock
-        # One connection: what a method calls within a transaction is part of the transaction.
+        # All methods share one connection: those called within a transaction, such as `self.get`, are part of it.
         self._db = Database(path, _MIGRATIONS, "The list of jobs", busy_s=_BUSY_TIMEOUT_S, wal=True)
 
     def close(self) -> None:
@@ -99,9 +100,9 @@ class JobStore:
     # Requests
 
     def add(self, request: JobRequest, key: str | None = None) -> Submitted:
-        """Queue a request, unless a job with its idempotency key or an unfinished retry of the same job exists.
+        """Queue a request, unless there is a job with its idempotency key or an unfinished retry of `request.retry_of`.
 
-        In that case, returns that job. Raises JobConflict if the job with this key has a different request.
+        In that case, returns that job or retry. Raises JobConflict if the job with this key has a different request.
         """
         arguments, private = dict(request.arguments), dict(request.private)
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
@@ -203,9 +204,10 @@ class JobStore:
     # Changes
 
     def claim(self, job_id: str) -> Job | None:
-        """Mark a queued job as starting and return it; None if it was cancelled or has started.
+        """Mark a queued job as starting and return it; None if it has started or its cancel was requested.
 
-        From then on, `request_cancel` only saves the request. If a start fails, the job can be claimed again.
+        From then on, `request_cancel` only saves the request. A claim is not exclusive: the job can be claimed
+        again while it is queued, for example if the runner's server was unavailable. `Runner.start` starts it once.
         """
         with self._db.transaction() as db:
             cursor = db.execute(

@@ -22,7 +22,7 @@ _MAX_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0  # between two sweeps; a sweep deletes expired jobs
 _MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
 _MAX_SWEEP_GAP_S = 2 * 86_400.0  # after a longer time since the last sweep, the clock may be wrong
-_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs before it accepts such a clock
+_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs with such a clock before it accepts it
 _log = logging.getLogger(__name__)
 
 
@@ -173,7 +173,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs, each after its data in the runner: without the job, that would never be deleted."""
+        """Delete expired jobs. The runner deletes its data of a job first: without the job, nothing would do it."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -184,14 +184,15 @@ class Supervisor:
                         n_removed += 1
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        has_more = n_removed == _MAX_SWEPT
-        self._next_sweep = time.monotonic() + (0 if has_more else _SWEEP_S)
+        # False if a job was kept, as the next tick would try it again.
+        may_have_more = n_removed == _MAX_SWEPT
+        self._next_sweep = time.monotonic() + (0 if may_have_more else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
         """Return False if the clock is far ahead of the last sweep: it may be wrong; then the jobs only look expired.
 
         It may also be right, for example if the panel was stopped for weeks. So it is accepted once the panel has run
-        for a day. Saves the time of this sweep if plausible, else the earlier time.
+        with it for a day. Saves the time of this sweep if the clock is plausible, else again that of the last sweep.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
@@ -206,7 +207,7 @@ class Supervisor:
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
         plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # The old time is saved too: without a file, `last_sweep` is the last activity, which a new job would move.
+            # Also if not plausible: without a file, `last_sweep` is the last activity, which a new job sets to now.
             sweep_time = now if plausible else last_sweep
             write_atomic(path, str(sweep_time).encode())
         return plausible
@@ -224,7 +225,7 @@ class Supervisor:
         return False
 
     def _safely(self, action: Callable[[Job], None], job: Job) -> None:
-        """Call `action` and save its error as the job's reason, so that other jobs are not affected."""
+        """Call `action`. Save a TipbenchError as the job's reason and log any other error, so that other jobs go on."""
         try:
             action(job)
         except TipbenchError as exc:
@@ -237,6 +238,7 @@ class Supervisor:
         if claimed is None:  # cancelled in the meantime
             return
         try:
+            # ServerUnavailable is left to `_safely`: the job stays queued, and the next tick tries again.
             self.runner_of(claimed).start(claimed)
         except JobStartError as exc:
             self._advance(claimed, JobStatus(JobState.FAILED, reason=str(exc)))

@@ -80,8 +80,8 @@ class SheetApplier:
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
         self._scores = {**stored.scores, **filled.finished}  # by item id
-        changed = [score for item, score in stored.scores.items() if self._scores[item] != score]
-        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in changed))
+        outdated = [score for item, score in stored.scores.items() if self._scores[item] != score]
+        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in outdated))
         self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # they keep their earlier scores
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._scored_items(ItemKind.REPEAT)  # item ids by run id
@@ -309,12 +309,12 @@ class SheetApplier:
             written = [run_id for run_id in written if self._write_if_outdated(run_id)]
 
     def _imitate_write(self, item: str, *, already_read: bool) -> None:
-        """Make the same calls for a hidden item as for a cell: read the next cell, and update the sheet's run.
+        """Make the same calls for a hidden item as for a cell, but read the next cell and update the sheet's run.
 
         The values that the update adds are never used.
         """
         score = self._scores[item]
-        judgement = self._judgement(score)  # even if it is not used: an unchanged cell needs it, too
+        judgement = self._judgement(score)  # even if unused, to take as long as `_change` of an unchanged cell
         is_unchanged = score == self.stored.scores.get(item)  # an unchanged cell is read, but not written
         if is_unchanged or self.stored.provisional:  # writes are imitated only for judges who are people
             if not already_read:
@@ -335,7 +335,7 @@ class SheetApplier:
             at_ms=change.at_ms,
         )
         self._store.update(self.stored.run_id, imitation)
-        self._read_next_cell(item)  # as an update of a cell does
+        self._read_next_cell(item)  # as `RunStore.update` of a cell does, before it writes
         self._read_next_cell(item)  # as the verification of a cell does
 
     def _read_cells(self) -> dict[str, AnsweredCell]:

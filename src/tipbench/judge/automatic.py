@@ -16,6 +16,7 @@ class JudgeKind(StrEnum):
     MODEL = "ollama"  # a model of the Ollama server
 
 
+# For the API. It includes command:PROGRAM, which is then refused over HTTP with a specific message.
 WITH_PATTERN = rf"^({JudgeKind.RULES}|{JudgeKind.COMMAND}|{JudgeKind.COMMAND}:.*|{JudgeKind.MODEL}:[!-~]+)$"
 
 
@@ -47,7 +48,8 @@ class JudgeChoice:
         return replace(self, target=program)
 
     def __str__(self) -> str:
-        has_colon = self.target or self.kind is JudgeKind.MODEL  # also if the model is missing
+        # A form without a model gives "ollama:", which is then refused.
+        has_colon = self.target or self.kind is JudgeKind.MODEL
         return f"{self.kind}:{self.target}" if has_colon else str(self.kind)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetSummary
 
+# "The verdict" is the sheet's, at the end of its row's label; a dot shows only whether its bias is beyond the limit.
+# The contrast is how far the scores follow the controls' agreed scores (judge/drift.py).
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
@@ -29,8 +31,8 @@ def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
         name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
         for values in _scale_biases(sheet):
             is_beyond = values.pop("beyond")
-            verdict = "beyond the limit" if is_beyond else "within the limit"
-            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **values, "verdict": verdict})
+            bias_verdict = "beyond the limit" if is_beyond else "within the limit"
+            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **values, "verdict": bias_verdict})
     return rows
 
 
@@ -67,7 +69,7 @@ def history_chart(history: Sequence[SheetSummary]) -> Any:
 
 WIDTH, HEIGHT = 320, 160  # pixels, including axes
 MAX_POINTS = 40  # more would overlap
-_MIN_EXTENT = 1.5  # points on each side of 0; makes charts comparable and does not magnify noise
+_MIN_EXTENT = 1.5  # points of the score on each side of 0; makes charts comparable and does not magnify noise
 
 
 @dataclass(frozen=True)

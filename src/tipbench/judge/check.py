@@ -128,7 +128,7 @@ def check_file(
     `sheet` is the exported sheet, and `judge` the value of --judge. `check_one` validates one item: it returns the
     scores or the winner, or a list of problems, or None if the item is unfinished.
     """
-    top = Location(problems=[])
+    top = Location(problems=[])  # copies of it, made with `replace`, add to the same list
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
         top.add_problem("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")
@@ -200,7 +200,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
     """Check that an item's id, hash and card are as exported."""
     check_value(location, raw_item, "item", item.id)
     check_value(location, raw_item, "sha256", item.sha256)
-    if "scenario" not in raw_item:  # the card's text in a CSV file is not read; the hash includes the card
+    if "scenario" not in raw_item:  # as from CSV, whose cards are not read; the hash checked above includes the card
         return
     raw_card, card = raw_item["scenario"], item.card
     if not isinstance(raw_card, Mapping):
@@ -262,7 +262,7 @@ def _check_judge(
             location.add_problem("judge", shown(name), requirement)
             return None
     names = [normalize_name(name) for name in given]
-    expected = names[-1]  # the owner's name; without an owner, the one of --judge
+    expected = names[-1]  # the owner's name; without an owner, the one of --judge, else the one in the file
     reason = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
     for name in names:
         if name != expected:

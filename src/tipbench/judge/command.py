@@ -51,7 +51,7 @@ class CommandJudge:
     item, the first valid scores are used: from `{out}`, else from stdout, else from `{sheet}`.
     """
 
-    provisional = False
+    provisional = False  # the scores count as those of the judge `name`, with the same limits on drift as for people
 
     def __init__(self, command: str, name: str, *, timeout_s: float = 900.0, batch: int | None = None) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class CommandJudge:
         self._batch_size = batch
         program = self._command[0]
         if shutil.which(program) is None:
-            found = Path(program).exists() and os.sep in program
+            found = Path(program).exists() and os.sep in program  # without a separator, only PATH is searched
             problem = "is not executable" if found else "was not found"
             raise UsageError(f"The judge's program {program[:200]!r} {problem}. Check its name, permissions and PATH.")
 
@@ -90,7 +90,7 @@ class CommandJudge:
             has_sheet_path = any("{sheet}" in argument for argument in arguments)
             try:
                 sheet_bytes = sheet_text(sheet).encode()
-            except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded
+            except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded; here it is escaped
                 sheet_bytes = json.dumps(sheet_json(sheet)).encode()
             try:
                 sheet_path.write_bytes(sheet_bytes)

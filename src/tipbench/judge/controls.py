@@ -190,7 +190,7 @@ class _ScenarioPool:
     """A scenario of the sheet, with its donors and controls."""
 
     donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
-    max_items: int  # of control items: as many as there are real ones
+    max_items: int  # of control items: as many as there are possible donors and repeats
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # how often each of `controls` was shown; weighted, see _OWN_SHOWING_WEIGHT
 
@@ -203,21 +203,21 @@ class _Option(NamedTuple):
 
 
 def _scenario_pools(
-    real: Sequence[EligibleCell],
+    possible_donors: Sequence[EligibleCell],
     repeats: Sequence[EligibleCell],
     controls: Sequence[Control],
     showings: Mapping[str, int],
     rng: random.Random,
 ) -> list[_ScenarioPool]:
     donors, ids_of = defaultdict(list), defaultdict(list)  # by scenario
-    for cell in real:
+    for cell in possible_donors:
         if cell.tips:
             donors[cell.scenario].append(cell)
     control_of = {control_id(control): control for control in controls}
     order = {id_: (showings.get(id_, 0), rng.random()) for id_ in sorted(control_of)}
     for id_ in sorted(order, key=order.__getitem__):
         ids_of[control_of[id_].scenario].append(id_)
-    n_answers_of = Counter(cell.scenario for cell in (*real, *repeats))
+    n_answers_of = Counter(cell.scenario for cell in (*possible_donors, *repeats))
     return [
         _ScenarioPool(
             donors=donors[scenario],
@@ -233,13 +233,13 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     """Draw each scenario's donors, with `wanted` tips in total.
 
     If this total is not possible, the next larger possible one is used, or else the largest. The draw is random among
-    the donors whose controls were shown least often. This is dynamic programming over the scenarios: the first loop
-    counts the ways to reach each total, and the second one draws.
+    the sets of donors for which the controls to be chosen have the fewest showings in total. This is dynamic
+    programming over the scenarios: the first loop counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, one donor could be left out and `wanted` still be reached
-    log_chances = [_log_chances(pool, bound) for pool in pools]
-    options = [_options(pool, chances) for pool, chances in zip(pools, log_chances, strict=True)]
+    all_log_chances = [_log_chances(pool, bound) for pool in pools]
+    options = [_options(pool, log_chances) for pool, log_chances in zip(pools, all_log_chances, strict=True)]
     # Element i: the option for each total number of tips that is possible with the last i scenarios.
     tables = [{0: _Option(showings=0, log_ways=0.0)}]
     for scenario_options in reversed(options):
@@ -259,7 +259,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
     remaining = min(enough) if enough else max(totals)  # tips still to be drawn
     drawn = []
     later_tables = reversed(tables[:-1])  # for each scenario, the table of the scenarios after it
-    for pool, chances, scenario_options, later in zip(pools, log_chances, options, later_tables, strict=True):
+    for pool, log_chances, scenario_options, later in zip(pools, all_log_chances, options, later_tables, strict=True):
         combined = {
             n_tips: _combine(option, later[remaining - n_tips])
             for n_tips, option in scenario_options.items()
@@ -268,7 +268,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
         least = min(option.showings for option in combined.values())
         log_ways_of = {n_tips: option.log_ways for n_tips, option in combined.items() if option.showings == least}
         n_tips = _draw_key(log_ways_of, rng)
-        drawn.append(_draw_donors(pool, chances, n_tips, rng))
+        drawn.append(_draw_donors(pool, log_chances, n_tips, rng))
         remaining -= n_tips
     return drawn
 

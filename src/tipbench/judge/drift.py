@@ -125,8 +125,8 @@ class ScaleDrift:
 
     scale: str
     n: int
-    # Mean of score − the score expected of an honest judge, given the agreed score (near the ends of the scale not the
-    # agreed score).
+    # Mean of (score − expected score). The expected score is the mean that an equally noisy honest judge gives to tips
+    # with the same agreed score; near the ends of the scale it differs from the agreed score.
     bias: float | None
     interval: tuple[float, float] | None  # confidence interval of the bias, at the level of its test
     se: float | None  # standard error of the bias
@@ -221,6 +221,7 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sh
     contrast, contrast_limit = _pooled_contrast(columns, icc) if scored else (None, None)
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
+    # With too few controls no scale is beyond, see _scale_drift.
     if error_beyond or contrast_beyond or any(scale.beyond for scale in by_scale):
         verdict = Verdict.BEYOND
     else:
@@ -450,7 +451,8 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
         third += column_third
         inflated_variance += column_variance * column.design_effect(absolute_icc)
     z = POOLED_QUANTILE
-    # Corrected for skewness (Cornish-Fisher). `third` is of independent tips, so the variance is, too.
+    # Corrected for skewness (Cornish-Fisher). `third` is of independent tips, so it is divided by their variance, not
+    # by the inflated one.
     quantile = z + (z**2 - 1) / 6 * third / variance**1.5
     return error / total, (mean + quantile * sqrt(inflated_variance)) / total
 

@@ -100,7 +100,8 @@ def order_showings(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
-    # Shuffled in blocks, so that at least three quarters of the others are between the two showings of a match-up.
+    # Shuffled in blocks, so that at least three quarters of the other match-ups are shown between the two showings of
+    # each.
     block_size = max(1, len(order) // 4)
     second: list[tuple[Contender, Contender]] = []
     for start in range(0, len(first), block_size):
@@ -311,6 +312,7 @@ class DuelExport:
 def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) -> DuelExport:
     """Create a duel sheet and store it in MLflow. Afterwards the judge gets no more sheets of tips in the experiment.
 
+    Duels show no controls, so in a later sheet the tips that no duel has shown would likely be controls.
     Raises SheetsClosed if the judge has not finished a sheet of tips, and NotEnoughData if nothing is left to compare.
     """
     if request.judge:

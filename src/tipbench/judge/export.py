@@ -71,8 +71,9 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. If `cells` is None, they are read from MLflow.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, floor scores of another rubric are
-    updated to the current one: when the sheet is applied; if there is no sheet, at once.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge` and without `provisional`, floor
+    scores of another rubric are updated to the current one when the sheet is applied, or, if there is nothing to score
+    and so no sheet, at once, before NotEnoughData is raised.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -116,7 +117,7 @@ def export_sheet(
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
     def compose_entries(selected: Sequence[EligibleCell]) -> tuple[SheetEntry, ...]:
-        # scenario_key is (id, hash)
+        # By scenario id: the cell's scenario_key, which also has the content hash, gives the version of its card.
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
@@ -191,8 +192,8 @@ def choose_cells(
             n_shared += len(group)
     if request.limit is None:
         return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
-    # Shared cells are at most `overlap` times the unscored ones, so limit = unscored * (1 + overlap), unless there are
-    # too few unscored ones.
+    # The shared cells should be at most `overlap` times the unscored ones. So at least limit / (1 + overlap) cells are
+    # unscored ones, or all of them if there are fewer.
     min_unscored = _round_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     shared_limit = request.limit - n_unscored
@@ -277,7 +278,8 @@ def _count_control_tips(entries: Iterable[SheetEntry]) -> int:
 def _judges_who_scored(cell: AnsweredCell, rubric_tag: str, request: ExportRequest) -> frozenset[str]:
     """Return the judges who have scored the cell.
 
-    With `rejudge` or `provisional`, only scores under this rubric count. Of held scores, only this judge's count.
+    With `rejudge` or `provisional`, only scores under this rubric count. With `provisional`, only provisional scores
+    count; else applied scores and, of the held ones, only this judge's.
     """
     if request.provisional:
         judgements = list(cell.scores.provisional.values())

@@ -43,7 +43,8 @@ MAX_TIPS = 8  # per question
 _MAX_ANCHORS = 6
 _MAX_SYSTEM_SHARE = 0.6  # of the context, for the system prompt
 _BYTES_PER_TOKEN = 3.0  # low, so that token counts are overestimated
-# They add up to the token limit of an answer, and allow for whitespace.
+# The token limit of an answer is _TOKENS_PER_ANSWER once, _TOKENS_PER_TIP for each tip and _TOKENS_PER_SCORE for each
+# of its scores. They allow for whitespace.
 _TOKENS_PER_ANSWER = 32
 _TOKENS_PER_TIP = 16
 _TOKENS_PER_SCORE = 24
@@ -80,7 +81,8 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
             f"{max_tokens}. Raise num_ctx, or judge with another judge."
         )
     prose = ""
-    if rubric.text.startswith(FENCE):  # the head, up to the next fence, is left out: scales and anchors as TOML
+    if rubric.text.startswith(FENCE):
+        # The head, which ends at the next fence, is left out: it has the scales and anchors, as TOML.
         prose = rubric.text.split(f"\n{FENCE}", 1)[-1].strip()
     for part in (prose, *_example_texts(rubric)):
         if part and estimate_tokens(f"{prompt}\n\n{part}") <= max_tokens:
@@ -89,7 +91,10 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
 
 
 def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit the context. Returns the reason if one tip does not fit."""
+    """Split the item's tips into as few questions as fit the context.
+
+    Returns a reason instead if there are no tips, or if one tip does not fit.
+    """
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.card, ensure_ascii=False)
@@ -334,7 +339,7 @@ def open_model_judge(
     `settings` are the collect settings that also apply to a judge: max_model_b, num_ctx, timeout_s, server_wait_s,
     seed, evict, wait, allow_unknown_size. Raises LockHeld while a collect uses the server, and ServerUnavailable.
     """
-    # num_predict only has to be valid for any num_ctx: each question sets its own limit.
+    # num_predict is not used, because each question sets its own limit. 1 is valid with any num_ctx.
     config = make_config({"num_predict": 1, "ollama_url": ollama_url, **settings, "models": model})
     if config.model_names != (model,) or engine_of(model).server is None:
         raise UsageError(

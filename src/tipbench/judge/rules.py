@@ -118,7 +118,11 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 
 
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
-    """Return whether the tip has two of the task's words, or one distinctive word after 'the', 'your' or similar."""
+    """Return whether words of the tip name the task.
+
+    Their total weight must be at least MIN_TASK_WEIGHT, as that of a distinctive and a common word. One distinctive
+    word is enough if 'the', 'your' or similar is among the three words before it.
+    """
     weight = task.weight_in(parsed.stems)
     if weight >= MIN_TASK_WEIGHT:
         return True
@@ -376,6 +380,7 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
 
 def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
     """Return whether a clause names the persona, or has their role, 'I', 'she', 'he' or 'they' as its subject."""
+    # A clause of one word, as in 'Ada, open …', speaks to the person.
     is_named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}
     role_is_subject = any(
@@ -467,8 +472,8 @@ def rules_error(
     `n` is the number of examples, `bias` the mean error, `error` the mean absolute error, and `within_one` the share of
     scores at most one step off. Without examples for a scale, `n` is 0 and the others are None.
     """
-    parsed = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
-    scored = [(explain_tip(parsed[example.scenario], example.tip).scores, example.scores) for example in examples]
+    parsed_cards = {scenario: parse_card(cards[scenario]) for scenario in {example.scenario for example in examples}}
+    scored = [(explain_tip(parsed_cards[example.scenario], example.tip).scores, example.scores) for example in examples]
     errors: dict[str, dict[str, float | None]] = {}
     for scale in SCALES:
         differences = [scores[scale] - agreed[scale] for scores, agreed in scored if scale in agreed]

@@ -16,7 +16,7 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
-# Groups of related words. A preference that contains one word of a group matches all of them.
+# Groups of related words. A preference that contains one word of a group (not a common word) matches all of them.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 # First and last hour of each part of the day.
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
@@ -126,6 +126,7 @@ def unusable_reason(parsed: ParsedTip, verbs: frozenset[str]) -> str | None:
     function_share = sum(word in WORDS["function"] for word in words) / len(words)
     if not has_imperative and function_share < 0.15 and len(words) >= 4:
         return "not English, or no sentence"
+    # A word with an apostrophe may be a contraction with a verb, such as "it's".
     if not has_imperative and not any(word in verbs or word in WORDS["be_have"] or "'" in word for word in words):
         return "no verb"
     return None
@@ -220,7 +221,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
 
     def task_hook(title: str) -> Hook:
         verb = frozenset(word.stem for word in _words(title)[:1])  # a title begins with its verb
-        # A proper name that is only in the title names the task by itself.
+        # A proper name in the title is enough to identify the task, unless it is in `people`, from the other texts.
         names_in_title = dict.fromkeys(_proper_names([title]) - people, MIN_TASK_WEIGHT)
         return Hook(title, _weights(title, people, verb) | names_in_title)
 
@@ -267,7 +268,8 @@ def _clauses(words: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Words for durations and stops are frequent in any advice, so they do not refer to the card.
+# Function words, and words for times, durations and stopping (as "until"), are frequent in any advice, so they do not
+# refer to the card.
 _IGNORED = frozenset(
     stem(word) for word in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
 )
@@ -277,7 +279,7 @@ _CALENDAR = frozenset(stem(word) for word in WORDS["calendar"])
 
 
 def _content_stems(text: str) -> frozenset[str]:
-    """Return the stems of words that are neither common nor ignored."""
+    """Return the stems of words of at least three characters that are neither common nor ignored."""
     return frozenset(word.stem for word in _words(text) if len(word.lower) > 2) - _IGNORED - _COMMON
 
 
@@ -309,7 +311,10 @@ def _split_preference(text: str) -> tuple[str, str]:
 
 
 def _proper_names(texts: Iterable[str]) -> frozenset[str]:
-    """Return stems of capitalised words inside sentences, except weekdays, months and titles."""
+    """Return stems of capitalised words after the first of a sentence, except weekdays, months, "Mr" and the like.
+
+    Words in capitals only, such as abbreviations, are no names.
+    """
     sentences = (sentence for text in texts for sentence in re.split(r"[.!?]\s", text))
     words = (word for sentence in sentences for word in _words(sentence)[1:])
     return frozenset(word.stem for word in words if word.text[0].isupper() and not word.text.isupper()) - _CALENDAR
@@ -357,6 +362,6 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Here only times from eight to before twelve may also mean the evening.
+    # For PASSED or LATER, only times from eight to before twelve may also mean the evening; for NOW, those from five.
     latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

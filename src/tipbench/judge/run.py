@@ -69,7 +69,7 @@ def waiting_reporter(report: Callable[[str], None]) -> Observer:
     return observe
 
 
-# A bracket, or a string: up to its closing quote, or at most to the end of the line: JSON strings do not span lines.
+# A bracket or a string. A string without a closing quote ends with its line, because JSON strings do not span lines.
 _TOKEN = re.compile(r'[\[\]{}]|"(?:[^"\\\n]|\\.)*+"?')
 _KEYS = ('"item"', '"items"')
 _MAX_DEPTH = 200  # open brackets; beyond it, the outermost are dropped
@@ -98,7 +98,7 @@ def recover_items(output: bytes, sheet: TipSheet) -> RecoveredItems:
             mismatch = mismatch or reason  # the first one is reported
             continue
         items = found.get("items")
-        if not isinstance(items, list):  # a single item: its sheet is truncated
+        if not isinstance(items, list):  # a single item, for example of a truncated sheet
             items = [found]
         for item in items:
             item_id = item.get("item") if isinstance(item, dict) else None
@@ -369,7 +369,7 @@ class _SheetScores:
             self.save()
 
     def save(self) -> None:
-        """Save new scores in MLflow. If it is unavailable, the next call saves them."""
+        """Save new scores in MLflow. If it is unavailable, they stay in memory, and the next `save` tries again."""
         if self.has_unsaved:
             change = RunChange(
                 texts={FILLED: item_scores_text(self.all, self.stored.replaced)}, at_ms=milliseconds(now_iso())

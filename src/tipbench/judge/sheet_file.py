@@ -20,7 +20,7 @@ from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # byte order mark; some spreadsheets need it to detect UTF-8
 _ROW_KINDS = ("about", "instructions", "rubric", "tip")  # values of the column "row"
-SCORE_PREFIX = "score:"  # of the columns with scores; a scale may have the name of another column
+SCORE_PREFIX = "score:"  # begins the names of score columns, so that a scale may have the name of another column
 MAX_BYTES = 64_000_000
 MAX_TIPS = 1000  # per item
 MAX_ROWS = 200_000
@@ -200,8 +200,8 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
         }
     if not format_flags:
         item_format_ok: object = ""  # validation rejects it
-    elif len(format_flags) == 1 or set(format_flags) in ({True}, {False}):  # one row has it, or all rows agree
-        item_format_ok = format_flags[0]
+    elif len(format_flags) == 1 or set(format_flags) in ({True}, {False}):
+        item_format_ok = format_flags[0]  # of the only row that has it, or a valid flag on which all such rows agree
     else:
         item_format_ok = " and ".join(flag_descriptions)  # validation rejects this text and shows it
     return {
@@ -320,8 +320,8 @@ def _rows(text: str, separator: str, problems: list[Problem]) -> Iterator[_Row]:
 
 def _parse_flag(cell: str) -> object:
     """Parse a boolean. Return any other cell unchanged; validation rejects it."""
-    number = _parse_integer(cell)
-    without_decimals = cell if number is None else str(number)  # a spreadsheet may write 1 as 1.0
+    parsed = _parse_integer(cell)  # a text that is not an integer is returned unchanged
+    without_decimals = cell if parsed is None else str(parsed)  # a spreadsheet may write 1 as 1.0
     return _FLAGS.get(without_decimals.casefold(), cell)
 
 

@@ -22,7 +22,7 @@ class JudgeStatus:
 
     judge: str
     provisional: bool
-    cells: int  # with counted scores of this judge
+    cells: int  # with applied scores of this judge; for an automatic judge, with provisional ones
     held: int  # cells with held scores of this judge
     sheets: int
     open_items: int  # unscored items on unfinished sheets
@@ -50,7 +50,7 @@ class SheetSummary:
     status: str
     provisional: bool
     items: int
-    finished: int
+    finished: int  # items with scores
     drift: Mapping[str, Any] | None  # the JSON of a Drift; None until the first verdict
     accepted: str | None  # reason for accepting the drift
 
@@ -82,7 +82,7 @@ class JudgingStatus:
     floored: int  # judged cells without a usable tip
     twice: int  # cells with counted scores of two or more judges
     rubrics: tuple[str, ...]  # rubric ids of the current scores
-    alpha: Mapping[str, float | None]  # Krippendorff's alpha, by scale
+    alpha: Mapping[str, float | None]  # Krippendorff's alpha by scale, for the rubric with the most counted judgements
     judges: tuple[JudgeStatus, ...]
     history: tuple[SheetSummary, ...]  # applied and held sheets, oldest first
     open_sheets: tuple[SheetSummary, ...] = ()  # unfinished sheets with unscored items, oldest first

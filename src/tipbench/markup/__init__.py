@@ -75,7 +75,7 @@ def duration(seconds: float | None) -> str:
         return MINUS + duration(-seconds)
     if seconds < 1:
         return f"<1{_NBSP}ms" if 0 < seconds < 0.0005 else f"{seconds * 1000:.0f}{_NBSP}ms"
-    if seconds < 9.95:
+    if seconds < 9.95:  # just above, one decimal would give 10.0
         return f"{seconds:.1f}{_NBSP}s"
     whole = round(seconds)
     if whole < _MINUTE:

@@ -19,7 +19,7 @@ _MAX_LOOKS = len(LEVELS)
 STEP = 8  # scenarios between two looks
 MIN_SCENARIOS = 6  # the smallest p of a sign-flip test with n scenarios is 2 / 2ⁿ: below 0.05 from n = 6
 
-_MAX_TAG_CHARS = 1500  # MLflow's limit for an experiment's tag is 5000
+_MAX_TAG_CHARS = 1500  # well below MLflow's limit for an experiment's tag, 5000
 _MAX_PARTS = 999  # numbers of tags have three digits
 
 LooksOption = Literal["auto", "one"]
@@ -39,7 +39,10 @@ class Design:
 
 
 def make_design(scenarios: Iterable[str], option: LooksOption = "auto") -> Design:
-    """Return the design for these scenarios: a look after every 8 and after the last, but at most four looks."""
+    """Return the design for these scenarios: a look after every 8 and after the last.
+
+    For more than 32 scenarios, four looks at about equal distances. With the option "one", one look after the last.
+    """
     order = tuple(dict.fromkeys(scenarios))
     n = len(order)
     looks: tuple[int, ...]
@@ -59,7 +62,7 @@ def extend_design(before: Design | None, scenarios: Iterable[str], option: Looks
         return make_design(wanted, option)
     if set(wanted) <= set(before.scenarios):
         return before
-    has_option_one = len(before.looks) == 1 and len(before.scenarios) > STEP  # "auto" gives more looks
+    has_option_one = len(before.looks) == 1 and len(before.scenarios) > STEP  # "auto" would have given more looks
     return make_design((*before.scenarios, *wanted), "one" if has_option_one else option)
 
 
@@ -78,7 +81,7 @@ def read_design(tags: Mapping[str, str]) -> Design | None:
     """Return the design in an experiment's tags; None if it is missing or invalid, because anyone may edit tags."""
     try:
         raw = json.loads(tags.get(DESIGN_TAG, "null"))
-        if "parts" in raw:
+        if "parts" in raw:  # TypeError if the tag is missing: raw is None
             numbers = range(1, min(raw["parts"], _MAX_PARTS) + 1)
             raw = json.loads("".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in numbers))
         scenarios = tuple(str(scenario) for scenario in raw["scenarios"])

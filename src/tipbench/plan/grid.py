@@ -48,7 +48,7 @@ class ModelIdentity:
     name: str
     digest: str  # of the weights; used in keys, because a name may later refer to other weights
     can_think: bool = False  # can write its reasoning before the answer
-    has_prompt: bool = True  # False: answers depend only on the scenario
+    has_prompt: bool = True  # False: answers do not depend on the prompt
 
 
 def plan_grid(suite: Suite, config: CollectConfig, models: Iterable[ModelIdentity]) -> list[PlannedCell]:
@@ -102,7 +102,7 @@ def suite_for(config: CollectConfig) -> Suite:
 def conditions_of(config: CollectConfig, suite: Suite) -> str:
     """Return a hash of the settings that must be equal for scores to be averaged."""
     settings = config.model_dump(include={"n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict"})
-    return fingerprint({**settings, "sampling": dict(suite.sampling)}, 16)
+    return fingerprint({**settings, "sampling": dict(suite.sampling)}, length=16)
 
 
 def choose_prompts(suite: Suite, versions: Sequence[str]) -> list[Prompt]:

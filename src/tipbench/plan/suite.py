@@ -173,7 +173,7 @@ def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
 
 
 def _parse_time(value: object) -> object:
-    """Parse a time such as "07:30". TOML's own format, which requires seconds, is accepted too."""
+    """Parse a time such as "07:30". TOML's own format, which requires seconds, is accepted too if they are 0."""
     if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
         return dt.time.fromisoformat(value)
     if isinstance(value, dt.time) and not value.second and not value.microsecond:

@@ -71,7 +71,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class TomlText:
-    """TOML text and its location: a whole file, or the front matter of rubric.md."""
+    """TOML text and its location: a whole file, or the TOML head of rubric.md."""
 
     path: Path
     text: str

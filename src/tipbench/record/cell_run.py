@@ -84,7 +84,7 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
         "time_slot": scenario.slot.id,
         "n_tips": config.n_tips,
         "temperature": config.temperature,
-        "seed": config.seed,
+        "seed": config.seed,  # of the collect; the tag cell_seed has the cell's, derived from it
         "repeat": cell.repeat,
         "diversity": str(config.diversity).lower(),  # whether the prompt asks for it
         "suite": context.suite.name,
@@ -113,7 +113,7 @@ def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, f
         "prompt_tokens": result.prompt_tokens,
         "output_tokens": result.output_tokens,
         "tokens_per_s": result.tokens_per_s,
-        "n_candidates": len(answer.tips),
+        "n_candidates": len(answer.tips),  # all tips found, which may be more than n_tips
     }
     metrics = {key: float(value) for key, value in measured.items() if value is not None}  # None is unknown
     tags = {

@@ -83,7 +83,8 @@ class Collector:
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
         self._totals_by_pair = TotalsByPair()
-        self._block_total = self._block_done = self._block_failed = 0  # cells of the current model
+        # Of all cells of the current model, not only the block's: those recorded before count as done.
+        self._block_total = self._block_done = self._block_failed = 0
         self._generated = 0
         self._failures: list[str] = []
         self._started = time.time()
@@ -294,8 +295,9 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         tracking = environment.open_mlflow()
         stack.callback(tracking.close)
         environment.message(f"MLflow: {tracking.description}")
-        # A server's lock ensures that it has only one model in memory. A model's lock prevents two servers from
-        # generating the same cells. All collects acquire the locks in the same order, which prevents deadlocks.
+        # A server's lock ensures that it has only one model in memory. A model's lock prevents two collects on
+        # different servers from generating the same cells. All collects acquire the locks in the same order, which
+        # prevents deadlocks.
         locks = [server_locks[name] for name in sorted(server_locks)] + [
             ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
             for model in sorted(facts)
@@ -367,7 +369,10 @@ def dry_run(
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
-    """Record the results left in the journals of dead processes. Call it before planning, so that they count."""
+    """Record the results left in the journals of dead processes.
+
+    Call it before planning, so that these results count as recorded.
+    """
     for journal in orphaned_journals(folder):
         try:
             if journal.n_damaged_lines:

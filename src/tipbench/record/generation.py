@@ -113,7 +113,10 @@ class Block:
             raise
 
     def _stop(self) -> list[Generated]:
-        """Cancel the running calls and return complete answers that are not saved yet."""
+        """Cancel the running calls and return complete answers that are not saved yet.
+
+        Failures are left out: the next collect generates these cells again anyway.
+        """
         self._cancel.set()
         self._engine.abort()
         deadline = time.monotonic() + _STOP_WAIT_S

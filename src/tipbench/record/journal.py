@@ -82,7 +82,7 @@ def put_line(run: NewRun) -> bytes:
 
 
 def stored_line(record_id: str) -> bytes:
-    """Return the line that marks a result as stored in MLflow."""
+    """Return the line that marks a result as stored in MLflow; its key "kept" means kept by MLflow."""
     return _with_checksum({"kept": record_id})
 
 
@@ -131,7 +131,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
     other_keys = value.keys() - {"put", "kept", "v"}
-    if other_keys and not checksum:  # the checksum itself is damaged
+    if other_keys and not checksum:  # the other key is a damaged checksum; an intact one matches _CHECKSUM
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])
@@ -202,7 +202,7 @@ class Journal:
             self._changed.notify_all()
 
     def take(self, timeout_s: float) -> Entry | None:
-        """Return the next entry to be stored; None after the timeout."""
+        """Return the next entry to be stored; None after the timeout, or earlier after a wake-up or `close`."""
         with self._lock:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout_s)
@@ -245,7 +245,7 @@ class Journal:
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move an entry that MLflow rejects to a file next to the journal and return its path. It is never drained."""
+        """Move an entry that MLflow rejects to a file next to the journal, which is never drained; return its path."""
         refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._read_line(entry)
@@ -342,7 +342,7 @@ def _load(path: Path, fd: int) -> Contents:
     """Read a locked file and remove an incomplete last line. Closes the descriptor if it raises."""
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
-        with open(fd, "rb", closefd=False) as file:  # not by path: it may be another file now
+        with open(fd, "rb", closefd=False) as file:  # not by path, which may lead to another file now
             contents = read_lines(file)
         if contents.other_format is not None:
             raise JournalError(

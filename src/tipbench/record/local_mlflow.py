@@ -1,7 +1,8 @@
 """The local MLflow server: start, find and stop it.
 
-The server is running while its log file is locked: a saved process id could have been reused. All its processes
-inherit the lock with their standard output, so it is released when the last one exits.
+Whether the server is running is seen from the lock on its log file, not from the saved process id, which another
+process could have reused. All processes of the server inherit the lock with their standard output, so it is released
+when the last one exits.
 `LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`; FILE is `server.json`.
 """
 
@@ -316,7 +317,8 @@ def _become_server(path: Path, command: Sequence[str]) -> None:
     read_end, write_end = os.pipe()  # both are closed by exec
     if os.fork() > 0:
         os.close(write_end)
-        os.read(read_end, 1)  # returns once the child has saved its process id, so that `down` finds it
+        # Returns when the child closes its write end, after saving its process id (so that `down` finds it), or dies.
+        os.read(read_end, 1)
         os._exit(0)
     os.setsid()
     _write_info(path, {**json.loads(path.read_text("utf-8")), "pid": os.getpid()})

@@ -158,9 +158,10 @@ class MlflowStore:
             "order_by": ["attributes.start_time DESC"],
             "max_results": PAGE if limit is None else min(limit, PAGE),
         }
+        # With a limit, a further page may not be needed, so none is requested ahead.
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
         parsed = (self._parse(raw, wire.parse_run) for raw in pages)
-        matching = (  # filtered again, because the filter in the request may be incomplete
+        matching = (  # filtered again: a filter cannot express every value, and this one excludes at most RUNNING
             (run, text_tags)
             for run, text_tags in parsed
             if (include_half_written or run.status in wire.WRITTEN_STATUSES) and wire.matches(run, where)
@@ -227,7 +228,7 @@ class MlflowStore:
             for batch in batches:
                 self._http.post("runs/log-batch", batch.body(run_id))
         except MlflowError as exc:
-            if exc.status == 400:  # MLflow would reject it again
+            if exc.status == 400:  # MLflow would reject the batch again, and the run would stay half-written
                 with suppress(MlflowUnavailable, MlflowError):
                     self._post_if_exists("runs/delete", {"run_id": run_id})
             raise
@@ -346,7 +347,7 @@ def find_tracking(
             status = local.status()
             is_local = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
             if is_local and not status.running:
-                is_local = not http.is_mlflow()  # another server may use the port of the stopped one
+                is_local = not http.is_mlflow()  # an MLflow that responds is another one, on the stopped one's port
             if is_local:
                 return Tracking(url, local_identity, f"local MLflow at {http.url}")
             return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")

@@ -27,7 +27,7 @@ BATCH_PARAMS = 100
 BATCH_TAGS = 100
 BATCH_METRICS = 800  # MLflow accepts 1000 values in total: 800 metrics, 100 params and 100 tags
 BATCH_BYTES = 900_000  # older servers reject more than 1 MB; params and tags may use half each
-CHANGE_BYTES = 800_000  # for the tags of a change; it has no params, and the rest is for metrics
+CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest of BATCH_BYTES is for metrics
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
@@ -53,7 +53,10 @@ class Batch:
 
 
 def checked_tags(run: NewRun) -> dict[str, str]:
-    """Return all tags of the run, including its texts; raises MlflowError if a value exceeds a limit."""
+    """Check the whole run, also its params and metrics, and return all its tags, including those of its texts.
+
+    Raises MlflowError if a key or value exceeds a limit or a metric is not finite, ValueError if a tag is a text.
+    """
     for key, value in run.params.items():
         _check_value("param", key, escape(value), PARAM_CHARS)
     _check_no_texts(run.tags)
@@ -113,7 +116,10 @@ class CurrentRun:
 
 
 def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
-    """Return the requests of a change; the last one makes it effective. Raises ValueError or MlflowError if invalid."""
+    """Return the requests of a change, in the order to send them: the last one sets the state if the change has one.
+
+    Raises ValueError or MlflowError if the change is invalid.
+    """
     _check_no_texts(change.tags)
     if fixed := IDENTITY_TAGS & change.tags.keys():
         raise ValueError(f"{min(fixed)} identifies the run: it cannot be changed")
@@ -161,7 +167,7 @@ def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[
         new_parts += first.items()
         switch_tags += last.items()
     last_chunks = _chunks([*switch_tags, *plain_tags], BATCH_TAGS, CHANGE_BYTES)
-    if len(last_chunks) > 1:  # do not split plain tags that fit into one request
+    if len(last_chunks) > 1:  # start a new request for the plain tags, so that they are not split if they fit into one
         last_chunks = [*_chunks(switch_tags, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain_tags, BATCH_TAGS, CHANGE_BYTES)]
     return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *last_chunks]
 
@@ -273,6 +279,7 @@ def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRun
         has_same_record_id = stored.tags.get(RECORD_TAG) == run.record_id
         if stored.status in WRITTEN_STATUSES and has_same_record_id:
             same_record.append(stored.run_id)
+        # Another attempt counts only if it is finished: a failed cell is tried again.
         elif stored.status == "FINISHED" and stored.tags.get(SUPERSEDED_TAG) != "true":
             same_cell.append(stored.run_id)
         elif stored.status == "RUNNING" and has_same_record_id:
@@ -328,5 +335,5 @@ def _without_empty(metrics: Iterable[Json | None]) -> Iterator[Json]:
 
 
 def _key_values(items: Iterable[Json | None]) -> Iterator[tuple[str, str]]:
-    # MLflow omits empty values.
+    # MLflow omits the `value` of an item if it is empty.
     return ((str(item["key"]), str(item.get("value", ""))) for item in items if item is not None)

@@ -1,4 +1,4 @@
-"""The plan of a collect: the cells that are not recorded yet, refused models, memory and time."""
+"""The plan of a collect: its cells, which of them are recorded, refused models, memory and time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recorded:
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run ids, to be superseded
-    journalled: frozenset[str] = frozenset()  # answered cells in a local journal, not yet in MLflow
+    journalled: frozenset[str] = frozenset()  # keys of finished cells in a local journal, not yet in MLflow
     duplicates: frozenset[str] = frozenset()  # ids of duplicate finished runs, to be superseded
 
 
@@ -47,7 +47,7 @@ class ModelPlan:
 
     model: str
     cells: int
-    recorded: int
+    recorded: int  # in MLflow or in the journal
     params_b: float | None
     memory_bytes: int | None
     seconds: float | None  # for the cells still to generate
@@ -142,7 +142,7 @@ def make_plan(
     recorded: Recorded,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan. `free_memory(model)` is for the machine that runs the model, and unknown for a remote one."""
+    """Build the plan. `free_memory(model)` is of the machine that runs the model; unknown if that is not this one."""
     identities = [
         ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
         for each in facts.values()

@@ -14,7 +14,7 @@ class RunState(StrEnum):
 
     PENDING = "pending"  # answered; waiting for a judge
     JUDGED = "judged"  # every tip is scored, or the answer is floored
-    FAILED = "failed"  # no complete answer; never scored, retried as a new run
+    FAILED = "failed"  # no complete answer; never scored; the next collect asks for it again, as a new run
 
 
 TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
@@ -55,12 +55,12 @@ class NewRun:
     """A finished run, before it is stored; later updates use `RunChange`."""
 
     kind: RunKind
-    record_id: str  # created before the run is stored, so that a retry adds no second run
+    record_id: str  # created before the run is stored, so that storing it again adds no second run
     name: str
     start_ms: int
     end_ms: int
     ok: bool = True  # False: the status in MLflow is FAILED, not FINISHED
-    cell_key: str | None = None  # only for cells; a retry adds no second finished run with the same key
+    cell_key: str | None = None  # only for cells; storing again adds no second finished run with the same key
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

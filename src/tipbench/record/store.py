@@ -33,7 +33,7 @@ class Experiment:
 
 
 class RunStore(Protocol):
-    """Stores runs and their texts, which may have any length and are read only if requested.
+    """Stores runs and their texts of any length: `search` returns no texts, `read` the requested ones, `get` all.
 
     Raises MlflowUnavailable if the store is unreachable, MlflowError if it rejects a request.
     """
@@ -51,8 +51,9 @@ class RunStore(Protocol):
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a complete run and return its id.
 
-        With `may_exist`, the store is searched first. If it has a finished run with the same cell_key, nothing is
-        written and that run's id is returned. A half-written run with the same record_id is completed.
+        With `may_exist`, the store is searched first. If it has a finished run with the same cell_key that is not
+        superseded, or a finished or failed run with the same record_id, no run is written and that run's id is
+        returned. A half-written run with the same record_id is completed.
         """
         ...
 
@@ -71,10 +72,11 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. `change.tags` are written last; only then does the update take effect.
+        """Update a recorded run. `change.tags` are written last, and of these `state`: if that is new, so is the rest.
 
-        If the writer dies, each text is either the old or the new one, and complete. Raises MlflowError for an illegal
-        transition of the run's `state`. A run should have one writer at a time: of two, the later texts and tags win.
+        If the writer dies, each text is either the old or the new one, and complete, but the tags may still be the old
+        ones. Raises MlflowError for an illegal transition of the run's `state`. A run should have one writer at a time:
+        of two, the later texts and tags win.
         """
         ...
 
@@ -107,7 +109,7 @@ class MemoryStore:
         return next((experiment for experiment in self.experiments() if experiment.name == name), None)
 
     def ensure_experiment(self, name: str) -> Experiment:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             experiment = self.experiment(name)
             if experiment is None:
                 experiment = Experiment(str(len(self._experiments) + 1), name)
@@ -116,12 +118,12 @@ class MemoryStore:
             return experiment
 
     def experiments(self) -> list[Experiment]:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             return list(self._experiments.values())
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
-        with self._lock_if_available():
+        with self._lock_or_raise():
             existing = wire.ExistingRuns()  # empty
             if may_exist:
                 stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
@@ -142,13 +144,13 @@ class MemoryStore:
                 if old_id != run_id and old_id in self._runs:
                     old = self._runs[old_id]
                     old.run = replace(old.run, tags={**old.run.tags, wire.SUPERSEDED_TAG: "true"})
-            for abandoned_id in existing.abandoned_ids:
+            for abandoned_id in existing.abandoned_ids:  # half-written runs that are not completed
                 del self._runs[abandoned_id]
             return run_id
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """Create a half-written run, as an interrupted `record` leaves it."""
-        with self._lock_if_available():
+        """Create a half-written run: the first step of `record`, and what an interrupted one leaves."""
+        with self._lock_or_raise():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")
             run_id = uuid.uuid4().hex
@@ -180,7 +182,7 @@ class MemoryStore:
     def _matching_runs(
         self, experiment_id: str, where: Mapping[str, str], limit: int | None, *, include_half_written: bool = False
     ) -> list[tuple[StoredRun, dict[str, str]]]:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             matching = [
                 stored
                 for stored in self._runs.values()
@@ -192,12 +194,12 @@ class MemoryStore:
             return [(stored.run, stored.text_tags) for stored in matching[:limit]]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             stored = self._stored_run(run_id)
             return stored.run, from_tags(stored.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             stored = self._stored_run(run_id)
             batches = wire.change_batches(change, wire.CurrentRun(stored.run, stored.text_tags))
             text_tags = wire.text_tags_after(stored.text_tags, batches)
@@ -214,7 +216,7 @@ class MemoryStore:
         self.tag_experiment(experiment_id, {})
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
-        with self._lock_if_available():
+        with self._lock_or_raise():
             experiment = self._experiments[experiment_id]
             tags = {**experiment.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
             self._experiments[experiment_id] = replace(experiment, tags=tags)
@@ -225,7 +227,7 @@ class MemoryStore:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
         return stored
 
-    def _lock_if_available(self) -> threading.RLock:
+    def _lock_or_raise(self) -> threading.RLock:
         """Return the lock; raises MlflowUnavailable while `away` is set."""
         if self.away:
             raise MlflowUnavailable("The store in memory is set to be unreachable.")

@@ -27,7 +27,7 @@ class PairTotals:
     answered: int = 0
     failed: int = 0
     floored: int = 0  # answers without a usable tip
-    values: dict[str, list[float]] = field(default_factory=dict)  # by measure; one per answered cell
+    values: dict[str, list[float]] = field(default_factory=dict)  # by measure; one per answered cell that has it
 
     def mean(self, name: str) -> float | None:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
@@ -142,7 +142,7 @@ def collection_run(
 
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
-    """Build the run of kind=refused, for a model that may not run. A repeated refusal has the same record id."""
+    """Build the run of kind=refused, for a model that must not run. A repeated refusal has the same record id."""
     note = reason[:_MAX_TAG_CHARS]
     return NewRun(
         kind=RunKind.REFUSED,

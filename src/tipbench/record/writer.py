@@ -25,7 +25,7 @@ _POLL_S = 0.2
 
 
 class Writers:
-    """Drains a journal into an experiment. A context manager: leaving it stops the threads and keeps the journal."""
+    """Sends a journal to an experiment. A context manager: leaving it stops the threads and keeps the journal."""
 
     def __init__(
         self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
@@ -44,7 +44,7 @@ class Writers:
         self._revision_set_at = time.monotonic()
         self._revision_outdated = True  # at first too: an earlier process may have died before it updated the revision
         self._n_stored = 0
-        self._rejected: list[str] = []  # messages, one per result that MLflow rejects
+        self._skipped: list[str] = []  # messages, one per result that was given up and stays in the journal
         self._rejected_in_a_row = 0
         self._error: Exception | None = None
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
@@ -71,17 +71,18 @@ class Writers:
         """Wait until all results are stored.
 
         Raises MlflowUnavailable once MLflow has been unavailable for `max_unavailable_s`, or after `max_total_s`.
-        Raises MlflowError if MLflow rejected results, except when draining: a collect can continue without them.
+        Raises MlflowError if results were skipped, except when draining: a collect can continue without them.
         """
         started, last_reported = time.monotonic(), -1
-        while (left := self._journal.outstanding() - len(self._rejected)) > 0:  # rejected ones stay in the journal
+        while (left := self._journal.outstanding() - len(self._skipped)) > 0:  # skipped ones stay in the journal
             self.raise_if_failed()
             if left != last_reported:
                 self._observer(Recording(left))
                 last_reported = left
             now = time.monotonic()
             since = self._unavailable_since  # read once: a thread may set it to None
-            if since is not None and now - max(since, started) > max_unavailable_s:  # counted from `started` or later
+            # The time before `started` does not count.
+            if since is not None and now - max(since, started) > max_unavailable_s:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if max_total_s is not None and now - started > max_total_s:
                 raise MlflowUnavailable(f"MLflow took longer than {max_total_s:g} s. {self._journal_note()}")
@@ -89,9 +90,9 @@ class Writers:
         self.raise_if_failed()
         self._note_available()
         self._update_revision(force=True)
-        if self._rejected and not self._draining:
+        if self._skipped and not self._draining:
             raise MlflowError(
-                f"MLflow refused {len(self._rejected)} of the results: {self._rejected[0]}. {self._journal_note()}"
+                f"MLflow refused {len(self._skipped)} of the results: {self._skipped[0]}. {self._journal_note()}"
             )
 
     def _journal_note(self) -> str:
@@ -148,9 +149,9 @@ class Writers:
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
         """Retry a result after a server error (5xx), or skip it.
 
-        Skip it after many server errors if other results are stored meanwhile or when draining, or if MLflow rejects it
-        (400). Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped result stays
-        in the journal; when draining, a rejected one is moved to another file.
+        Skip it if MLflow rejects it (400). After many server errors, skip it when draining, or if other results were
+        stored meanwhile. Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped
+        result stays in the journal; when draining, a rejected one is moved to another file.
         """
         if exc.status >= 500:
             with self._lock:
@@ -173,7 +174,7 @@ class Writers:
             location = f", now in {self._journal.set_aside(entry)}"
         else:
             location = ", which stays in the journal"
-            self._rejected.append(f"{run.name}: {exc}")
+            self._skipped.append(f"{run.name}: {exc}")
         self._observer(Message(f"MLflow refused {run.name}{location}: {exc}", warning=True))
 
     def _note_available(self) -> None:

@@ -2,9 +2,12 @@
 
 | format | lines |
 |---|---|
-| jsonl | one per decision, signal (a shadow's choice) and reward; a recommender's decision has `"signal": "serve"` |
+| jsonl | one per decision, signal (a shadow's choice) and reward |
 | dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
 | obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
+
+In jsonl, the value `signal` is "shadow:NAME" for a signal, and "serve" for a decision of the recommender, which uses
+the active policy. It is null for other decisions and for rewards.
 """
 
 from __future__ import annotations
@@ -60,13 +63,16 @@ def _json_line(entry: Entry) -> dict[str, Any]:
     if entry.kind == "score":
         tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
         by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
-        # A signal has `agrees` too: whether the shadow chose the same tip as this decision.
+        # A decision agrees with itself; the `agrees` of a signal is whether the shadow chose the same tip.
         return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}  # "signal" first
     return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
 
 
 def _dsjson_line(decision: Entry, reward: Entry) -> dict[str, Any]:
-    """Return a line of VowpalWabbit's dsjson format: the chosen action comes first, and the cost is −reward."""
+    """Return a line of VowpalWabbit's dsjson format; the cost is −reward.
+
+    The chosen action comes first in `a` and `p`; `_multi` has the candidates in the order of the request.
+    """
     body = decision.body
     candidates = body["request"]["candidates"]
     chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])

@@ -7,10 +7,12 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 | kind | policy | reward | body |
 |---|---|---|---|
 | score | that chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
-| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score (its seq); a reward also x, … |
+| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score; a reward also x, … |
 | reset | | | erase |
 | import | that learned the state | | name, document |
 | signal | the shadow | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+
+In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def open_database(home: Path) -> Database:
 
 
 def store_exists(home: Path) -> bool:
-    """Return whether a policy server has run with this home folder."""
+    """Return whether the SQLite file exists; a policy server, a promotion command or a switched shadow creates it."""
     return (home / FOLDER / FILE).exists()
 
 
@@ -232,7 +234,7 @@ class EventLog:
         return self._writer.pending()
 
     def event_entries(self, user: str, event: str) -> list[Entry]:
-        """Return the committed score and reward entries of an event, in order."""
+        """Return the committed entries of an event of the kinds score, reward and late, in order."""
         rows = self.database.execute(
             f"SELECT {_COLUMNS} FROM log WHERE user = ? AND event = ? "  # noqa: S608
             "AND kind IN ('score', 'reward', 'late') ORDER BY seq",

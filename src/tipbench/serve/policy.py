@@ -43,7 +43,7 @@ def reward_of(request: RewardRequest) -> float:
     reward = request.get("reward")
     if reward is not None:
         return float(reward)
-    action = request.get("action") or "ignored"  # a valid request without a reward has an action
+    action = request.get("action") or "ignored"  # the default is unused: a valid request without a reward has an action
     if action != "completed":
         return REWARD_BY_ACTION[action]
     dwell_ms = request.get("dwell_ms")

@@ -199,7 +199,7 @@ class _Shadow:
         except QueueFull:  # the log cannot keep up, and responses have priority
             self._count(dropped=1)
         except Exception:
-            if not self._closing.is_set():  # an error while closing is expected
+            if not self._closing.is_set():  # while closing, the service may be closed before this thread ends
                 self._count(errors=1)
                 _logger.exception("The shadow %s failed", self._name)
 

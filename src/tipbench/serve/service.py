@@ -140,8 +140,8 @@ class PolicyService:
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        `signal` is "serve" if the recommender called with the active policy. If the first request had it too, a
-        repeated one is not a conflict, even if another policy has become active.
+        `signal` is "serve" if the recommender calls with the active policy, else None. A repeated request with another
+        policy is a conflict, unless both requests have the signal "serve": then another policy has become active.
         """
         serving_policy = known_policy(policy)
         user_key = self.keys.hash_user_id(request["user_id"])
@@ -360,8 +360,8 @@ class PolicyService:
                 documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of all entries in these documents. Read under the lock, because `pending` does not return a
-            # commit that has failed meanwhile.
+            # The commit of all entries in these documents. Read before the lock is released: a later `pending` would
+            # not return a commit that failed in between, and documents would be saved whose entries are not in the log.
             committed = self.log.pending()
         try:
             if committed is not None:
@@ -370,7 +370,7 @@ class PolicyService:
         except BaseException:
             with self._lock:
                 for key, name in documents:
-                    if key in self._users:
+                    if key in self._users:  # not if a failed commit has cleared the memory
                         self._users[key].dirty.add(name)
                         self._changed_users.add(key)
             raise
@@ -406,7 +406,7 @@ class PolicyService:
         event = self._events.get((user.key, event_id))
         if event is None:
             for entry in self.log.event_entries(user.key, event_id):
-                if entry.seq < user.erased_seq:
+                if entry.seq < user.erased_seq:  # erased, but the deletion is not committed yet
                     continue
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]

@@ -30,9 +30,10 @@ STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
-_NO_PRIORS: Mapping[str, Prior] = {}  # documents do not depend on priors
+# Enough for documents: their sums do not depend on priors, and their `prior` is the hash logged with the last reward.
+_NO_PRIORS: Mapping[str, Prior] = {}
 _logger = logging.getLogger(__name__)
-_ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # of a path; the text is the problem with it
+_ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # (path, problem) → converts an OSError
 
 
 class StateStore(Protocol):
@@ -64,7 +65,7 @@ class SqliteStore:
 
     def load(self, user: str) -> dict[str, bytes]:
         rows = self._reads.execute("SELECT name, body FROM state WHERE user = ?", (user,))
-        return {name: body for name, body in rows}  # noqa: C416
+        return {name: body for name, body in rows}  # noqa: C416 - mypy: `dict` takes tuples, not rows
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
         with self._writes.transaction() as db:
@@ -123,7 +124,7 @@ class FileStore:
         return str(new_path)
 
     def erase(self, user: str) -> None:
-        """Delete all documents of a user, including corrupt ones that were set aside."""
+        """Delete all documents of a user, including corrupt ones that were set aside, and temporary files."""
         with self._convert_errors(self.folder, "cannot be cleaned"):
             for path in (*self.folder.glob(f"{user}_*"), *self.folder.glob(f".{user}_*")):
                 path.unlink(missing_ok=True)
@@ -245,7 +246,7 @@ def import_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
                     policy = name if name in POLICIES else None
                     _, committed = log.append("import", user, time.time(), body, policy=policy)
                     n_files += 1
-            committed.result()
+            committed.result()  # of the last entry; every user of `source` has at least one document
             store.save(load_user(user, _NO_PRIORS, log.database, store).changed_documents())
     return n_files
 

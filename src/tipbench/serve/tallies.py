@@ -1,6 +1,6 @@
 """Tallies: counts of what a user did with the tips of each category, for features of `egreedy/v3`.
 
-All policies of a user share the tallies. A tally is immutable, so a copy of the dictionary is a snapshot.
+All policies of a user share the tallies. A tally is immutable, so a copy of `Tallies.by_category` is a snapshot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tipbench.serve.request import CategoryTally
 MAX_DWELL_S = 600.0
 NO_CATEGORY = ""
 DEFAULT_COMPLETION, DEFAULT_DISMISSAL, DEFAULT_DWELL = 0.25, 0.25, 0.2  # the rates of a user without any tally
-# Rates are shrunk to a prior rate, as if this many more tips with the prior rate had been shown.
+# Rates are shrunk to a prior rate: a weight of 2 counts like two more tips with the prior rate.
 OVERALL_WEIGHT = 2.0  # for a user's rates; their prior is the default rates
 CATEGORY_WEIGHT = 4.0  # for the rates of a category; their prior is the user's rates
 LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 1 for 100 tips
@@ -23,7 +23,7 @@ LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 
 class Tally(NamedTuple):
     """Counts and sums of one category; hour_x and hour_y sum cos and sin of 2π·hour/24 over completed tips."""
 
-    seen: int = 0
+    seen: int = 0  # as counted by `add`: tips with a reward
     completed: int = 0
     dismissed: int = 0
     dwell_s_sum: float = 0.0
@@ -99,12 +99,12 @@ class Tallies:
             seen = sum(tally.seen for tally in tallies)
             completed = sum(tally.completed for tally in tallies)
             dismissed = sum(tally.dismissed for tally in tallies)
-            dwell = sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S
+            dwell_total = sum(tally.dwell_s_sum for tally in tallies) / MAX_DWELL_S
             dwell_n = sum(tally.dwell_n for tally in tallies)
             self._overall = (
                 _shrink(completed, seen, DEFAULT_COMPLETION, OVERALL_WEIGHT),
                 _shrink(dismissed, seen, DEFAULT_DISMISSAL, OVERALL_WEIGHT),
-                _shrink(dwell, dwell_n, DEFAULT_DWELL, OVERALL_WEIGHT),
+                _shrink(dwell_total, dwell_n, DEFAULT_DWELL, OVERALL_WEIGHT),
             )
         return self._overall
 

@@ -37,7 +37,7 @@ _BOOTSTRAP_SAMPLES = 2000
 
 @dataclass(frozen=True)
 class LoggedDecisions:
-    """Decisions with rewards; each array has one value per decision, in the order of the log."""
+    """Decisions with rewards; each array has one value per decision, in the order of the rewards in the log."""
 
     user: Ints
     reward: Floats
@@ -73,6 +73,7 @@ def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) ->
     influence = np.bincount(cluster, weights * (values - mean)) / total  # of each user on the mean
     se = sqrt(n_users / (n_users - 1) * float((influence**2).sum()))
     half_width = t_quantile(0.975, n_users - 1) * se
+    # `sd` is such that Estimate.se, which is sd / √n, is `se`.
     return Estimate(mean, ci_low=mean - half_width, ci_high=mean + half_width, sd=se * sqrt(n_users), n=n_users)
 
 
@@ -142,7 +143,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
 
     Its probabilities are computed from the logged requests, after learning the same user's earlier rewards. Raises
-    UsageError for decisions without probabilities.
+    UsageError for decisions without valid probabilities of all candidates.
     """
     users: dict[str, int] = {}  # index of each user
     ridges: dict[str, Ridge] = {}  # by user
@@ -232,16 +233,16 @@ class Validity:
     ci_high: float | None
 
 
-def rank_correlation(scale: str, judged: Floats, completed: Floats) -> Validity:
+def rank_correlation(scale: str, judged: Floats, completion_rates: Floats) -> Validity:
     """Return Spearman's rank correlation over tips, with a 95 % bootstrap interval."""
     n_tips = len(judged)
-    if n_tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completed) == 0:
+    if n_tips < MIN_TIPS or np.ptp(judged) == 0 or np.ptp(completion_rates) == 0:
         return Validity(scale, n_tips, correlation=None, ci_low=None, ci_high=None)
     from scipy.stats import rankdata
 
     def correlation(sampled: Ints) -> Floats:
         """Return the correlation over the tips with these indices; for a matrix, one correlation per row."""
-        x, y = rankdata(judged[sampled], axis=-1), rankdata(completed[sampled], axis=-1)
+        x, y = rankdata(judged[sampled], axis=-1), rankdata(completion_rates[sampled], axis=-1)
         x -= x.mean(axis=-1, keepdims=True)
         y -= y.mean(axis=-1, keepdims=True)
         norm = np.sqrt((x**2).sum(axis=-1) * (y**2).sum(axis=-1))

@@ -232,7 +232,8 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     elif estimate.ci_low > bound:
         passed = True
     else:
-        passed = False if estimate.ci_high < bound else None  # None: the interval includes the bound
+        # None: the interval includes the bound, so more data may decide either way.
+        passed = False if estimate.ci_high < bound else None
         why += f"; the lower bound must be above {number(bound)}"
     return Clause(name, passed, estimate.ci_low, bound, why)
 
@@ -244,7 +245,7 @@ class ShadowRecord:
     expected: int  # decisions served while the shadow was on
     signals: int  # of these, decisions with a logged shadow call
     errors: int
-    same_schema: bool  # whether the newest logged decision has the current feature schema
+    same_schema: bool  # the baseline's newest logged decision, if any, is of its current version, features included
 
 
 def operations_clause(record: ShadowRecord, shadow: str) -> Clause:

@@ -106,7 +106,7 @@ class RidgeStatistics:
     n_rewards: Floats
 
     def pooled_theta(self, user_mask: NDArray[np.bool_] | None = None) -> Floats:
-        """Return the coefficients of one ridge regression for the users in the mask, by default for all."""
+        """Return the coefficients of one ridge regression without a prior for the users in the mask, by default all."""
         users = slice(None) if user_mask is None else user_mask
         gram, moment = self.gram[users].sum(axis=0), self.moment[users].sum(axis=0)
         return np.asarray(np.linalg.solve(gram + LAMBDA * np.eye(len(moment)), moment))
@@ -171,7 +171,10 @@ class _RoundFeatures:
         self._computed: dict[str, Floats] = {}
 
     def feature(self, name: str) -> Floats:
-        """Return a feature as candidates × users, or as one row if it is the same for all candidates."""
+        """Return a feature as candidates × users.
+
+        It is one row if it is the same for all candidates, and one number if it is also the same for all users.
+        """
         if name not in self._computed:
             self._computed[name] = np.asarray(self._compute(name), dtype=np.float64)
         return self._computed[name]
@@ -280,6 +283,7 @@ class _UserTallies:
             "hour_x": hour_cos * completed,
             "hour_y": hour_sin * completed,
         }
+        # Every user has a different index; with equal ones, `+=` would add only one of the outcomes.
         self._flat_sums[:, self._world.flat_index(category)] += np.stack([added[field] for field in Tally._fields])
 
 

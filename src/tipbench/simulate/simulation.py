@@ -174,7 +174,7 @@ class Simulation:
             "prior": arm.prior.hash if arm.prior else None,
             **estimates(),
             "personas": [{"persona": each, **estimates(persona=i)} for i, each in enumerate(load_personas().names)],
-            "curve": {
+            "curve": {  # up to each shown round: the mean reward, but the total regret
                 "round": shown_rounds.tolist(),
                 "reward": (np.cumsum(result.reward_by_round) / rounds)[shown_rounds - 1].tolist(),
                 "regret": np.cumsum(result.regret_by_round)[shown_rounds - 1].tolist(),
@@ -196,7 +196,8 @@ def simulate(
         find_arm(prior.policy).policy.check_prior(prior)  # raises UsageError
     arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
     done: dict[int, list[ArmTotals]] = {}  # by seed; one for each arm
-    persona = World(config.world, config.seed, config.users, config.rounds).persona  # the same for every seed
+    # The same for every seed: seeds differ in random numbers, not in the users' personas.
+    persona = World(config.world, config.seed, config.users, config.rounds).persona
 
     def simulate_seed(seed: int) -> list[ArmTotals]:
         return rollout(World(config.world, seed, config.users, config.rounds), arms)

@@ -2,8 +2,8 @@
 
 Random numbers are drawn per (seed, round, user, candidate) before a policy chooses. Every policy therefore meets the
 same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
-There are two exceptions: tastes in the world `drift` change after half of the rounds, and the responses in the world
-`null` are computed from means over all users.
+The latter has two exceptions: more rounds delay the change of tastes in the world `drift`, which is after half of the
+rounds, and more users change the responses in the world `null`, which are computed from means over all users.
 
 The last axis of every array is the user. Operations then run over users in memory order, which is fast.
 """
@@ -187,7 +187,7 @@ class World:
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
     def flat_index(self, rows: Ints) -> Ints:
-        """Return the index of each user's row in a flattened array of rows × users."""
+        """Return the index of each (row, user) in a flattened array of rows × users; `rows` has the users last."""
         return np.asarray(rows * len(self) + self._user_index)
 
     def _per_user(self, key: str) -> Floats:

@@ -74,6 +74,7 @@ def create_app(
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
     webhook = None
     if webhook_options is not None:
+        # With a given store there is no MLflow to check.
         webhook = make_webhook(webhook_options, panel, database, check_mlflow=store is None)
 
     @asynccontextmanager
@@ -121,7 +122,10 @@ def make_panel(
     store: RunStore | None = None,
     runners: Mapping[str, Runner] | None = None,
 ) -> tuple[Panel, Database]:
-    """Return the panel and its database, which the caller closes. Raises UsageError for an invalid setting or file."""
+    """Return the panel and its database. Raises UsageError for an invalid setting or file.
+
+    The caller closes `panel.jobs`, `panel.mlflow` and the database.
+    """
     settings.collect_config(flags={})  # only to raise for an invalid setting
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)

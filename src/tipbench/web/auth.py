@@ -238,7 +238,7 @@ class Sessions:
     def authenticate(self, value: str) -> Session | None:
         """Return the session of a cookie value. None if the signature is invalid or the session expired or ended."""
         body, _, signature = value.partition(".")
-        if len(value) > MAX_COOKIE_LENGTH or not value.isascii():
+        if len(value) > MAX_COOKIE_LENGTH or not value.isascii():  # compare_digest raises for non-ASCII text
             return None
         if not hmac.compare_digest(_base64url(self._sign(b"session", body.encode())), signature):
             return None
@@ -392,6 +392,7 @@ class Authenticator(TokenGuard):
         token = self.tokens.get(session.token_id)
         if token is None or not self.tokens.is_active(token):
             return None
+        # Refused roles are not checked again: only a login with `by_token`, which refuses them, begins a session.
         return Identity(token.name, token.role, token.id, session)
 
 

@@ -127,6 +127,7 @@ class BatchList(Shape):
     next: NextCursor
 
 
+# "Answer" is the judge's here, and the name of the field; `AnswerShape` of web.api.models is a model's answer.
 class AnswerShape(Shape):  # the scores and flags, or the winner, are extra fields
     """What the judge has entered for an item: the state with the scores and flags, or with the winner of a duel."""
 
@@ -212,7 +213,7 @@ class SheetItems:
         result = check_item(self.fill(item, content), exported, rubric_of(self.raw))
         if isinstance(result, list):  # problems
             first = result[0]
-            part = "body" if first.tip is None else f"body.tips.{first.tip - 1}"
+            part = "body" if first.tip is None else f"body.tips.{first.tip - 1}"  # `tip` counts from 1
             raise Invalid(" ".join(problem.message for problem in result[:5]), path=f"{part}.{first.field}")
         if request.state is State.SUBMITTED:
             self._check_complete(content)

@@ -116,7 +116,8 @@ class BatchService:
             return BatchOpened(batch=self._shape(earlier, judge), new=False)
         existing = self._find_open(judge, experiment, kind)
         if existing is not None and self._sync(existing).status is not Status.OPEN:
-            existing = self._find_open(judge, experiment, kind)  # the sync has closed the first one
+            # The sync has closed this batch; the judge may have another open one.
+            existing = self._find_open(judge, experiment, kind)
         if existing is not None:
             batch, new = existing, False
         else:
@@ -139,7 +140,7 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
-        # Also compared with EVERYBODY (`*`): in earlier versions a judge's token could have this name.
+        # EVERYBODY (`*`) is refused even if it is the judge's own name, which earlier versions allowed for a token.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         if judge == EVERYBODY:
@@ -284,7 +285,8 @@ class BatchService:
 
     def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
         server = None
-        with suppress(TipbenchError):  # an open batch can be continued without MLflow
+        # Without MLflow, `server` stays None, which finds a batch of any server: continuing it needs no MLflow.
+        with suppress(TipbenchError):
             server = self._panel.mlflow.open().identity
         return self._store.find_open(experiment, judge.name, kind, server)
 
@@ -338,7 +340,7 @@ class BatchService:
                 raise NotEnoughData("No item of this batch is submitted yet. Submit an item, then close the batch.")
             never_scored_in_panel = batch.outcome is None or batch.outcome.get("by_file")
             if never_scored_in_panel and not has_submitted:
-                result["by_file"] = True
+                result["by_file"] = True  # all scores come from a file, none from the panel
             closed = self._store.close(batch, Status(result["status"]), result)
             if closed is not None:
                 return closed
@@ -347,7 +349,7 @@ class BatchService:
     def _sync(self, batch: Batch) -> Batch:
         """Update a batch whose sheet was applied, or whose drift was accepted, outside the panel.
 
-        An open batch with judged items stays open. Nothing changes if MLflow is unavailable.
+        An open batch with a draft, submitted or skipped item stays open. Nothing changes if MLflow is unavailable.
         """
         if batch.status is Status.HELD:
             recorded = self._try_recorded_status(batch)

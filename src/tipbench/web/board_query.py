@@ -163,7 +163,11 @@ class Chip:
 
 @dataclass(frozen=True)
 class BoardUrl:
-    """URLs of a board's pages, charts and files; `extra` holds parameters of the page itself."""
+    """URLs of a board's pages, charts and files.
+
+    `extra` holds parameters of the leaderboard page that are not part of the query, such as `sort`. Only `page` and
+    `hidden_fields` use them; the other methods take the extra parameters of their own URL.
+    """
 
     experiment: str
     query: BoardQuery = field(default_factory=BoardQuery)
@@ -288,11 +292,12 @@ def tidy_url(request: Request, path: str) -> str | None:
 
 
 def _with_query(path: str, params: Sequence[tuple[str, str]]) -> str:
+    # backslashreplace, because UTF-8 cannot encode lone surrogates
     return f"{path}?{urlencode(params, errors='backslashreplace')}" if params else path
 
 
 def _nonempty(params: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Return the parameters that have a value. `where=KEY=` has one: it matches runs with an empty KEY."""
+    """Return the parameters that have a value. `where=KEY=` has the value `KEY=`: it matches runs with an empty KEY."""
     return ((name, value) for name, value in params if value.strip())
 
 
@@ -424,9 +429,9 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the baseline if there is one, else the leader; for the leader itself, the runner-up.
+    """Return the baseline; without one, or for the baseline itself, the leader; for the leader itself, the runner-up.
 
-    Without a leader, returns the first other row with a score, or None.
+    Without a leader, or without another ranked row, returns the first other row with a score, or None.
     """
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
@@ -458,7 +463,7 @@ def _comparisons(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, own: Pair, other: Pair | None
 ) -> Iterator[ScenarioComparison]:
     """Yield the comparison in every scenario that the own row has answers to."""
-    # The comparison is by scenario, even if the page's board is clustered by persona.
+    # The comparison is by scenario, even if the page's board is clustered by persona. Scores need no baseline.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
     all_pairs = {cell.pair for cell in all_cells.cells}
@@ -475,8 +480,8 @@ def _comparisons(
         runs[cell.scenario].append(cell.run)
     cards: dict[str, Mapping[str, Any] | None] = {}
     for each in scenario_answers:
-        # If a cell failed after the scenario's content changed, both content versions are on the board.
-        # The card of the newest answer is shown.
+        # A cell that failed after the scenario's content changed is on the board with the new content, beside answers
+        # to the old content. The card of the newest answer is shown; if all cells failed, that of the newest run.
         newest = newest_run(runs[each.scenario])
         if any(answer.run_id == newest.run_id for answer in each.answers):
             cards[each.scenario] = each.card

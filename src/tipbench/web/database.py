@@ -18,9 +18,9 @@ CREATE TABLE IF NOT EXISTS tokens (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
 """
-# `batch_items` has the current version of each item. `batch_history` has the recent versions, normally including the
-# current one. `parent` is the version that undo restores. `batch_keys` has the idempotency keys of the requests that
-# opened a batch.
+# `batch_items` has the current version of each item. `batch_history` has the recent versions, including the current one
+# unless it is among the oldest of the batch and was deleted to limit the size. `parent` is the version that undo
+# restores. `batch_keys` has the idempotency keys of the requests that opened a batch.
 _BATCHES = """
 CREATE TABLE IF NOT EXISTS batches (
     sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,
@@ -42,7 +42,8 @@ CREATE TABLE IF NOT EXISTS batch_keys (
     judge TEXT NOT NULL, key TEXT NOT NULL, sheet TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (judge, key)
 ) STRICT;
 """
-# `hook_seen` has the revision of an experiment at its last check, `hook_told` the pending runs that were reported.
+# `hook_seen` has the revision of an experiment at its last check, `hook_told` the runs that were pending then: they are
+# not reported again while they stay pending.
 _WEBHOOK = """
 CREATE TABLE IF NOT EXISTS hook_deliveries (
     id TEXT PRIMARY KEY, receiver TEXT NOT NULL, event TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL,

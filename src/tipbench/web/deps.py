@@ -46,7 +46,10 @@ class MlflowConnection:
         self._connections: list[TrackingStore] = []  # including earlier ones, which may still be in use
 
     def open(self) -> TrackingStore:
-        """Return the connection. Raises NotEnoughData if no MLflow is available and nothing was ever recorded."""
+        """Return the connection. Where it has to find the server, it may start the local one; see `MlflowAccess.find`.
+
+        Raises NotEnoughData if no MLflow is available and nothing was ever recorded.
+        """
         if self._given is not None:
             return self._given
         with self._lock:
@@ -90,7 +93,10 @@ class MlflowConnection:
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:
-        """Lock the writing of scores against the panel and the command line. Raises LockHeld after JUDGING_WAIT_S."""
+        """Hold the lock that the panel's requests and judge commands with the same home take to write scores.
+
+        Raises LockHeld if the lock is not free within JUDGING_WAIT_S.
+        """
         with judging_lock(self._settings.home, self.open().url, wait_s=JUDGING_WAIT_S):
             yield
 
@@ -174,15 +180,15 @@ async def fix_response_time(request: Request, who: Annotated[Identity, Depends(a
 
 
 async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
-    """Hold a slot for the request's filled sheet."""
+    """Hold one of the panel's slots for filled sheets, which all tokens share."""
     async with panel_of(request).concurrency.filled_sheet():
         yield
 
 
 # On a router, LIMIT_SHEET_REQUESTS comes before authorisation. Authorisation reads the body for the CSRF token, so the
-# body's limit must be set first. With the scope "function", dependencies end before the response is sent, in reverse
-# order. A delayed response has released LIMIT_FILLED_SHEETS. It still holds the token's slot, so that other requests of
-# the token do not reveal when the work ended.
+# body's limit must be set first. With the scope "function", dependencies end before the response is sent, the last one
+# in the list first: LIMIT_FILLED_SHEETS releases its slot, FIX_RESPONSE_TIME delays the response, and only then does
+# LIMIT_SHEET_REQUESTS release the token's slot, so that other requests of the token do not reveal when the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

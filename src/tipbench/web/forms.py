@@ -20,8 +20,8 @@ from tipbench.web.errors import Invalid, validate_part
 FORM_TYPE = "application/x-www-form-urlencoded"
 JSON_TYPE = "application/json"
 MULTIPART = "multipart/form-data"  # a form with a file
-_MAX_FIELDS = 200
-_MAX_PARTS = 20
+_MAX_FIELDS = 200  # of a form without files
+_MAX_PARTS = 20  # of a multipart form: maximum number of fields, and of files
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -100,7 +100,8 @@ async def read_json(request: Request) -> dict[str, Any]:
 def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
     """Return a dependency that authenticates with `require`, then parses the body. FastAPI would parse it first."""
 
-    async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008 - `require` is a local name
+    # Not in `Annotated`: FastAPI evaluates annotations with global names only, and `require` is a local one.
+    async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008
         return validate_part(model, await read_json(request), "body")
 
     return Depends(read)

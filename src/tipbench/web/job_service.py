@@ -47,7 +47,10 @@ class PanelMlflowLookup:
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
-        """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none."""
+        """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none.
+
+        It has no login, because Airflow shows the conf of every run.
+        """
         url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
         return str(url)
 
@@ -102,12 +105,15 @@ def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runn
 
 
 def default_runner(settings: Settings, runners: Mapping[str, Runner]) -> str:
-    """Return the default runner: the configured one, else Airflow if available. Raises UsageError if invalid."""
+    """Return the default runner: the configured one, else Airflow if available, else the first (the local one).
+
+    Raises UsageError if the configured one is not available.
+    """
     configured = settings.operator_config().runner
     if not configured:
         return AirflowRunner.name if AirflowRunner.name in runners else next(iter(runners))
     with settings.add_source_to_errors():
-        if configured not in runners:
+        if configured not in runners:  # only Airflow can be missing
             raise UsageError(
                 "runner is airflow, but no Airflow is configured. Set TIPBENCH_AIRFLOW_URL, or runner=local."
             )
@@ -166,7 +172,10 @@ class JobService:
         idempotency_key: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Submitted:
-        """Queue a copy of a job with `changes`. Raises JobConflict unless it failed, was cancelled or is lost."""
+        """Queue a copy of a job. Raises JobConflict unless the job failed, was cancelled or is lost.
+
+        `changes` overrides fields of the original request.
+        """
         submitted = queue_retry(
             self.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
         )
@@ -205,7 +214,8 @@ class JobService:
             return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-SET_BY_WORKERS = {"skip_refused", "ollama_url"}  # options that Airflow's workers set unless the request does
+# Options that the DAG (skip_refused) or the worker (ollama_url) sets unless the request does.
+SET_BY_WORKERS = {"skip_refused", "ollama_url"}
 _MAX_OPTION = 16_000  # characters; the command line is limited
 _JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
 
@@ -260,7 +270,8 @@ def start_collect(
     suite_for(config)  # raises UsageError
     request = collect_request(config, started_by=started_by, runner=runner)
     if runner == AirflowRunner.name:
-        # A URL such as localhost is another server for a worker than for the panel.
+        # The panel's values are not sent: the DAG skips refused models by default, and a URL such as localhost is
+        # another server for a worker than for the panel.
         omitted = SET_BY_WORKERS - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
@@ -277,7 +288,7 @@ def start_judge(
     config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
     with convert_option_errors("body"):
         judge = judge_name(body.judge)
-    if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # it would run with the panel's permissions
+    if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # the command line would run with the panel's permissions
         raise Forbidden(
             'A command line is not accepted over HTTP. Send "command" to use the program in TIPBENCH_JUDGE_COMMAND.',
             code="not_allowed",
@@ -288,7 +299,7 @@ def start_judge(
     options = {**sent, "with": body.with_, "experiment": experiment, "mlflow_url": config.mlflow_url}
     if judge is not None:
         options["judge"] = judge
-    if judge_kind is JudgeKind.MODEL:  # other judges do not have this option
+    if judge_kind is JudgeKind.MODEL:  # for other judges, judge_request refuses this option
         options["ollama_url"] = config.ollama_url
     with panel.mlflow.connected(config.mlflow_url) as opened:
         get_experiment(opened.store, experiment)  # raises NotFound

@@ -38,7 +38,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV_TYPE = "text/csv"
-# A small sheet has at least one control per answer, and measuring the drift needs MIN_CONTROLS.
+# A small sheet has at least one control tip per answer, so this many answers have the MIN_CONTROLS that drift needs.
 MIN_ANSWERS = MIN_CONTROLS
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
@@ -97,7 +97,7 @@ def get_or_export_sheet(store: RunStore, name: str, request: SheetRequest) -> St
 def sheet_response(stored: StoredSheet, request: SheetRequest, status: int = 200) -> Response:
     """Return the sheet as a download."""
     return Response(
-        sheet_file(stored, request).encode("utf-8", "backslashreplace"),
+        sheet_file(stored, request).encode("utf-8", "backslashreplace"),  # UTF-8 cannot encode lone surrogates
         status,
         media_type=CSV_TYPE if request.format == "csv" else JSON_TYPE,
         headers=attachment(f"sheet-{stored.sheet.id}{'-filled' if request.filled else ''}", request.format),

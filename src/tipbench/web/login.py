@@ -104,7 +104,7 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     else:
         logged_in = LoggedIn(
             name=identity.name,
-            role="judge" if identity.is_judge else "admin",
+            role="judge" if identity.is_judge else "admin",  # `by_token` refuses the role app
             expires=iso(session.expires),
             csrf=sessions.csrf(session),
         )
@@ -151,7 +151,7 @@ def _landing_path(identity: Identity, next_path: str) -> str:
 
 
 def _render_page(request: Request, next_path: str, error: str | None) -> str:
-    render: Callable[[Request, str, str | None], str] = request.app.state.login_page  # set by the panel
+    render: Callable[[Request, str, str | None], str] = request.app.state.login_page  # set by web/panel/__init__.py
     return render(request, next_path, error)
 
 

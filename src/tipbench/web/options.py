@@ -27,7 +27,7 @@ class PanelOptions:
     host: str = "127.0.0.1"  # to listen on
     port: int = 0
     hosts: Hosts = field(default_factory=lambda: Hosts(frozenset()))  # accepted in the Host header
-    proxies: tuple[str, ...] = ()
+    proxies: tuple[str, ...] = ()  # reverse proxies whose X-Forwarded headers are trusted
     # The next three are allowed in addition to the configured servers and suite.
     ollama_urls: tuple[str, ...] = ()
     mlflow_urls: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class OperatorPermissions:
 
     def config(self, values: Mapping[str, Any]) -> CollectConfig:
         """Return the settings overridden by `values`. Raises Invalid or Forbidden with the path of the wrong value."""
-        # An mlflow_url of None means the server from the settings.
+        # An mlflow_url of None means the server from the settings, or one that the panel finds.
         requested = {key: value for key, value in values.items() if not (key == "mlflow_url" and value is None)}
         defaults = {key: value for key, value in self.settings.values.items() if key in CollectConfig.model_fields}
         config = validate_part(CollectConfig, {**defaults, **requested}, "body")

@@ -34,7 +34,9 @@ from tipbench.web.errors import Invalid, NotFound, convert_option_errors, valida
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-SNAPSHOTS = 4  # cached snapshots: runs of one kind in an experiment; four of 2400 cells each take about 40 MB
+# Maximum number of cached snapshots. A snapshot is all runs of one kind in an experiment; four of 2400 cells each take
+# about 40 MB.
+SNAPSHOTS = 4
 # Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and
 # the judging status need them. Other texts, such as prompts, are read on demand.
 _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -176,7 +178,10 @@ class RunFilters(BaseModel):
         return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
     def query(self, **changes: object) -> str:
-        """Return the filters, updated with `changes`, as a query string without default values."""
+        """Return the filters, updated with `changes`, as a query string without default values.
+
+        Lone surrogates are escaped, because UTF-8 cannot encode them.
+        """
         values = self.model_copy(update=changes).model_dump(exclude_defaults=True)
         texts = {name: value if isinstance(value, list) else _query_text(value) for name, value in values.items()}
         return urlencode(texts, doseq=True, errors="backslashreplace")
@@ -222,7 +227,8 @@ class Queries:
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        # one snapshot (cells) per experiment; a board may load another, of its sheets
+        # Counts one snapshot per experiment, of its cells; a second one, of its sheets, which a board may load, is not
+        # counted.
         fits_cache = len(all_experiments) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
@@ -333,9 +339,10 @@ class Queries:
         return self.large_cache.get(key, revision(experiment), load)
 
     def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
-        """Return an experiment with its numbers of cells by state, and its leader if cached data is enough for that.
+        """Return an experiment with its numbers of cells by state, and its leader.
 
-        Without `load_snapshot`, a snapshot is used only if it is cached: loading many would evict those in use.
+        With `load_snapshot`, the snapshot of the cells may be loaded. Without, it is used only if it is cached: loading
+        many would evict those in use. If then neither snapshot nor board is cached, the leader is None.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
         use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
@@ -376,7 +383,7 @@ class Queries:
 
 
 def quote_path(value: object) -> str:
-    """Quote a path segment, including slashes."""
+    """Quote a path segment, including slashes. Lone surrogates are escaped, because UTF-8 cannot encode them."""
     return quote(str(value), safe="", errors="backslashreplace")
 
 
@@ -457,7 +464,7 @@ class Neighbours:
 class Related:
     """Other runs of the same cell, newest first, and its collect."""
 
-    stale: bool = False
+    stale: bool = False  # whether the run itself is stale
     other_attempts: tuple[StoredRun, ...] = ()  # with the same cell_key
     other_versions: tuple[StoredRun, ...] = ()  # the same conditions, another version of model, prompt or scenario
     collection: StoredRun | None = None  # the run of the collect that recorded the cell
@@ -519,7 +526,7 @@ class RunQueries:
         params, tags, run_id = run["params"], run["tags"], run["run_id"]
         cell_key, collection_id = tags.get(CELL_TAG), tags.get("collection")
         others = [other for other in self._runs(str(RunKind.CELL)) if other.run_id != run_id]
-        same_cell = [
+        any_version = [
             other
             for other in others
             if other.tags.get("conditions") == tags.get("conditions")
@@ -531,7 +538,7 @@ class RunQueries:
             other_attempts=tuple(
                 other for other in others if cell_key is not None and other.tags.get(CELL_TAG) == cell_key
             ),
-            other_versions=tuple(other for other in same_cell if other.tags.get(CELL_TAG) != cell_key),
+            other_versions=tuple(other for other in any_version if other.tags.get(CELL_TAG) != cell_key),
             collection=next(iter(collections), None),
         )
 

@@ -92,7 +92,7 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, open_files: int, proxies: Sequence[str] = ()) -> ConnectionLimits:
-        """Return limits that use half of the open files for connections, and half of those for one address."""
+        """Return limits: connections for half of the open files (16 to _MAX_CONNECTIONS), half of those per address."""
         total = max(16, min(_MAX_CONNECTIONS, open_files // 2))
         return cls(total, total // 2, tuple(proxies))
 
@@ -169,7 +169,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if unread_bytes:
                 self.transport.abort()  # `close` would wait for the client to read
                 return
-            if cycle is None or not cycle.response_started:  # not after a response: the connection is only idle
+            # No 408 once a response has started: the connection is idle after it, or the 408 would be within it.
+            if cycle is None or not cycle.response_started:
                 self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()
             return

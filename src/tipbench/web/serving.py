@@ -198,12 +198,13 @@ class PolicyServer:
         try:
             result = await asyncio.to_thread(handle, request) if in_thread else handle(request)
         except UsageError as exc:
-            if error_path is None or isinstance(exc, EventNotFound):
+            if error_path is None or isinstance(exc, EventNotFound):  # EventNotFound has its own status, 404
                 raise
             raise Invalid(str(exc), path=error_path) from exc
         if not isinstance(result, Result):
             return Response(200, to_json(result))
-        for_shadows = result if validate is _validate_recommend and self._recommender.has_shadows() else None
+        is_recommendation = validate is _validate_recommend  # a Result can also be of /score or /reward
+        for_shadows = result if is_recommendation and self._recommender.has_shadows() else None
         response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. Keeping the dictionaries of all waiting requests costs
@@ -262,7 +263,7 @@ class PolicyServer:
 
     def _recommend(self, request: Any) -> Result:
         result = self._recommender.recommend(request)
-        if request.get("candidates") is None:
+        if request.get("candidates") is None:  # the tip is from the catalogue, so the client lacks its text
             result.body["tip"] = self._tip_texts.get(result.body["chosen"])
         return result
 

@@ -74,8 +74,8 @@ def signed_headers(secret: str, delivery: str, event: str, body: bytes, now: flo
 def verify(secret: str, headers: Mapping[str, str], body: bytes, now: float, seen: Memory) -> None:
     """Verify a delivery. Raises DeliveryRefused if it is unsigned, forged, outside the time tolerance or replayed.
 
-    A sender's retry is not a replay: it has a new time and signature. If its delivery id is already processed, do
-    nothing and respond with 200.
+    A sender's retry is not a replay: it has a new time and signature, so it is accepted here. If its delivery id is
+    already processed, the receiver should do nothing and respond with 200.
     """
     by_lower_name = {name.lower(): value for name, value in headers.items()}
     time_text = by_lower_name.get(TIME.lower(), "")

@@ -45,7 +45,10 @@ _HTTP = "http://"
 
 @dataclass(frozen=True)
 class WebhookOptions:
-    """Webhook options. In `hosts`, `http://name` allows plain HTTP to that host, `name` only HTTPS."""
+    """Webhook options. In `hosts`, `http://name` allows HTTP and HTTPS to that host, `name` only HTTPS.
+
+    A loopback URL is always allowed.
+    """
 
     url: str = field(repr=False)  # its path or query may contain a secret
     secret: str = field(repr=False)
@@ -123,7 +126,7 @@ def _allowed_host(text: str) -> str:
     if is_bare_ipv6:
         host = f"[{host}]"
     name = host_name(host)
-    has_port = ":" in host.rpartition("]")[2]  # after the brackets of an IPv6 address, or anywhere
+    has_port = ":" in host.rpartition("]")[2]  # the text after "]"; without brackets, the whole host
     if name is None or has_port:
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
@@ -358,7 +361,7 @@ class Poster:
         started_s, now = time.monotonic(), self.clock()
         status: int | None = None
         try:
-            self.options.check()
+            self.options.check()  # also here, so that a host that is not allowed is never called
             status = asyncio.run(self._send_unless_stopped(delivery, now, stop))
             reason = "" if 200 <= status < 300 else f"responded with {status}"
             if 300 <= status < 400:
@@ -408,7 +411,8 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
     """
     id_, links = secrets.token_hex(16), {}
     if experiment is not None:
-        api_path = f"/api/bench/judge/{quote(experiment, safe='', errors='backslashreplace')}"
+        quoted = quote(experiment, safe="", errors="backslashreplace")  # UTF-8 cannot encode lone surrogates
+        api_path = f"/api/bench/judge/{quoted}"
         links = {"sheets": f"{api_path}/sheets", "apply": f"{api_path}/apply"}
     payload: dict[str, Any] = {
         "event": event,
@@ -605,11 +609,16 @@ class Webhook:
 
 
 def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, check_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel. With `check_mlflow`, a check fails if MLflow is not running."""
+    """Create the webhook of a panel.
+
+    With `check_mlflow`, the watcher's check for pending cells fails if MLflow is not running. Without it, the watcher
+    just calls `panel.mlflow.open`: for a panel with a given store, which needs no MLflow.
+    """
 
     def open_mlflow() -> TrackingStore:
         if check_mlflow:
-            # Called to raise if MLflow is not running: open() would start it, and it may have been stopped on purpose.
+            # Called to raise if no MLflow is found: open() would start the local one, which may have been stopped on
+            # purpose.
             find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.mlflow.open()
 

@@ -41,8 +41,9 @@ _MIN_COMPOSITE, _MAX_COMPOSITE = 2.0, 17.0  # range of the rubric `tip-v1`, whic
 def build_catalogue(store: RunStore, experiment: Experiment, pair: Pair) -> CatalogueFile:
     """Return the catalogue of the pair's scored tips, best first.
 
-    Overlong tips and answers with an invalid format are omitted. The scores are those of the leaderboard. A text that
-    occurs in several answers is one tip with the mean of its scores. Raises NotEnoughData if there are no tips.
+    Overlong tips and answers with an invalid format are omitted. The scores are those that the leaderboard counts;
+    composites are scaled from the range of their rubric to that of `tip-v1`. A text that occurs in several answers is
+    one tip with the mean of its scores. Raises NotEnoughData if there are no tips.
     """
     board, board_cells = read_leaderboard(store, experiment, CellFilter())
     check_on_board(board_cells, pair)

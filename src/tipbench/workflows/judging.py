@@ -103,7 +103,7 @@ def requested_sheet(
 ) -> ExportResult | None:
     """Return the stored sheet or a new export. None if the stored sheet does not exist or belongs to another judge.
 
-    A judge with an open sheet gets it again while more than half of it is unscored.
+    With `by_judge`, a judge with an open sheet gets it again while more than half of it is unscored.
     """
     if request.sheet is not None:
         stored = find_sheet(store, experiment, request.sheet)
@@ -157,7 +157,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    accepts_drift = accept is not None  # allowed even after the judge has opened duels
+    accepts_drift = accept is not None  # allowed even after the judge has opened duels, which close their sheets
     applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accepts_drift)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)

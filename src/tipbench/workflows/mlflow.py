@@ -69,8 +69,8 @@ class MlflowAccess:
         """Return the credentials and Host header for the configured server; empty if `url` is another server.
 
         Users of the API and of Airflow may name another server, which must not receive the credentials. A login inside
-        `url` is always sent. Without a configured server there are no credentials to protect: the Host header is sent
-        to any `url`. Raises UsageError if the Host header is invalid.
+        `url` is always sent. Without a configured server, credentials are not sent, and the Host header, which is no
+        secret, is sent to any `url`. Raises UsageError if the Host header is invalid.
         """
         host = self.host_header
         host_url = f"http://{host}"

@@ -75,7 +75,7 @@ class ShadowSummary(TypedDict):
 class PoliciesReport(TypedDict):
     """The report; `user` has one user's summary of each policy if an id was given."""
 
-    active: str | None  # policy; None if no policy server has run here
+    active: str | None  # policy; None if the policy server's database does not exist
     policies: list[PolicySummary]
     shadows: list[ShadowSummary]
     user: list[PolicySummary] | None
@@ -116,7 +116,9 @@ def _summary_of_all_users(database: Database, policy: str, since: float) -> Poli
 
 
 def _user_summaries(database: Database, user_key: str) -> list[PolicySummary]:
-    user = load_user(user_key, priors={}, database=database, state_store=None)  # from the log alone
+    # From the log alone, and without the server's priors, which are not stored here: the weights are those learned from
+    # rewards, as in `_pooled_weights`.
+    user = load_user(user_key, priors={}, database=database, state_store=None)
     summaries = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
@@ -151,7 +153,7 @@ def _pooled_weights(database: Database, policy: str) -> list[Weight]:
         return []
     x = np.array([from_json(body)["x"] for body, _ in rows])  # features, one row per reward
     rewards = np.array([reward for _, reward in rows])
-    ridge = POLICIES[policy].ridge()
+    ridge = POLICIES[policy].ridge()  # its `v` adds λI to A
     ridge.restore(a=x.T @ x, b=x.T @ rewards, n=len(rows), reward_sum=float(rewards.sum()))
     return _weights(policy, ridge)
 

@@ -111,9 +111,10 @@ def _check_log(
         expected=counts.calls,
         signals=counts.calls - counts.dropped,
         errors=counts.errors,
-        same_schema=_logged_by_current_version(home, baseline),
+        same_schema=_logged_by_current_version(home, baseline),  # a version includes the feature schema
     )
     shadow_clause = operations_clause(record, shadow or candidate)
+    # Without `scales`: only the composite, which is in the log.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity
 
@@ -193,7 +194,10 @@ def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
 
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
-    """Make the candidate active. Raises UsageError unless these versions passed a check within MAX_CHECK_AGE_S."""
+    """Make the candidate active. Raises UsageError without a passed check against the active policy.
+
+    The check must be of the present versions (see `versions`) and within MAX_CHECK_AGE_S.
+    """
     check_policy(candidate)
     with switches_of(home) as switches:
         active = switches.active()

@@ -20,6 +20,7 @@ def record_simulation(store: RunStore, result: Mapping[str, Any]) -> str:
     config = result["config"]
     end_ms = int(time.time() * 1000)
     policies = {policy["name"].replace("+", "-"): policy for policy in result["policies"]}  # MLflow rejects "+"
+    # The gain is None for the baseline, which has none over itself; bounds are None if they cannot be estimated.
     metrics = {
         f"{measure}/{name}/{statistic}": policy[measure][statistic]
         for name, policy in policies.items()

@@ -122,7 +122,10 @@ def plan(config: CollectConfigParam, panel: PanelState) -> PlanShape:
 
 
 def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
-    """Return the plan for the API and the start page. `outlook`: what it can detect, and how long judging takes."""
+    """Return the plan for the API and the start page.
+
+    `outlook` says which differences between pairs the run can detect, and how long judging takes.
+    """
     run_plan, warnings = plan_collect(
         config, panel.settings.home, open_mlflow=lambda: panel.mlflow.connected(config.mlflow_url)
     )
@@ -359,6 +362,7 @@ class JobFrames:
         return b"".join(frames), ended
 
     def _refresh_job(self) -> dict[str, Any]:
+        """Read the job again; return its JSON, with its position in the queue."""
         self._job, position = self._service.get_with_position(self._job.id)
         return JobAnswer(job=JobShape.of(self._job), place=position).model_dump(exclude_unset=True)
 

@@ -104,5 +104,5 @@ def runs(experiment: ExperimentPath, filters: RunsQuery, panel: PanelState, stor
 
 def download(text: str, media_type: str, name: str, extension: str) -> Response:
     """Return a text as a file to download."""
-    content = text.encode("utf-8", "backslashreplace")
+    content = text.encode("utf-8", "backslashreplace")  # escape surrogates, which UTF-8 cannot encode
     return Response(content, media_type=media_type, headers=attachment(name, extension))

@@ -33,6 +33,7 @@ def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTM
         if not is_mlflow_error(exc):
             raise
         mlflow_error = str(exc)
+    # UTF-8 cannot encode lone surrogates, so they are escaped.
     query = f"?{urlencode({'q': q}, errors='backslashreplace')}" if q else ""
     return page(
         request,

@@ -187,7 +187,7 @@ class JobText:
     def evidence(self) -> tuple[str, str]:
         """Badge and text on whether more than one model was observed in the server's memory."""
         memory = self.progress.memory
-        if memory is None or memory.samples == 0:  # failed samples are counted separately
+        if memory is None or memory.samples == 0:  # `samples` counts only those with a response
             return "unknown", "memory was not observed"
         if memory.most_resident > 1:
             return "failed", "more than one model in memory"
@@ -306,7 +306,8 @@ def jobs_page(
     listed = panel.jobs.page(filters, limit=limit, after=next)
     positions = panel.jobs.queue_positions()
     rows = []
-    for job in listed.items:  # an ended job's row shows no progress, so its events are not read
+    for job in listed.items:
+        # Only the events of active jobs are read: a queued job has no progress yet, and an ended job's row shows none.
         progress = panel.jobs.progress.current(job).progress if job.state in ACTIVE else Progress()
         rows.append(JobText(job, progress, positions.get(job.id)))
     query = {key: value for key, value in request.query_params.items() if value}

@@ -74,7 +74,7 @@ class BatchResult:
     sentences: tuple[str, ...]  # on exceeded limits, or on duels shown in both orders
     repeat_consistency: str | None  # agreement with the judge's own earlier scores
     unscored: int
-    cleared: int  # items cleared in this batch; they keep their earlier scores
+    cleared: int  # items left blank in this batch that an earlier apply scored; those scores are kept
     by_file: bool  # uploaded as a file, not entered in the browser
 
 
@@ -151,7 +151,8 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **context)
-    return page(request, "judge_batch.html", recorded=batches.status_applied_outside(sheet), **context)
+    recorded = batches.status_applied_outside(sheet)  # None unless applied by file or an interrupted finish
+    return page(request, "judge_batch.html", recorded=recorded, **context)
 
 
 @router.post("/judge/batches/{sheet}/reopen")
@@ -236,6 +237,7 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
+# FIX_RESPONSE_TIME delays the response to a judge, so that its time does not reveal which items are controls.
 @limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_FILLED_SHEETS])
 def apply(
     request: Request,
@@ -249,6 +251,7 @@ def apply(
     """Apply the previewed file; `final` also finishes its sheet. Repeated requests have no effect."""
     upload = _find_upload(request, upload_id, judge, experiment)
     if upload.outcome is None:
+        # With judge=None, a judge applies under the token's own name.
         options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=False, final=final)
         try:
             with panel.mlflow.judging_lock():
@@ -332,6 +335,7 @@ def _preview_upload(
     if not file.content:
         error = "Choose the filled sheet: the JSON or CSV file you downloaded here."
         return _judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
+    # With judge=None, a judge applies under the token's own name.
     options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
     try:
         with panel.mlflow.judging_lock():
@@ -367,7 +371,7 @@ def _sheet_page(
 
 
 def changed_scales(changes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the scales that a filled sheet has scores for; none for duels."""
+    """Return the scales, and "composite", of which a change has a new mean, even an equal one; none for duels."""
     scales: dict[str, None] = {}  # an ordered set
     for change in changes:
         scales |= dict.fromkeys(change.get("given") or ())

@@ -109,10 +109,11 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
 
 
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
-    """Return the held sheets that wait for a decision, oldest first, without sheets whose batch is not held.
+    """Return the held sheets that wait for an admin's decision, oldest first.
 
-    Such a batch is being revised, or was applied before a file with revised scores was held. A batch judged in the
-    browser can be returned to its judge; a sheet judged in a file cannot.
+    A held sheet is left out if it has a batch that is not held, because only a held batch can be accepted or returned.
+    Such a batch is being revised, or it was applied and a file with revised scores was held later. A batch judged in
+    the browser can be returned to its judge; a sheet judged in a file cannot.
     """
     status_by_batch = {batch.sheet: batch.status for batch in batches}
     views = []
@@ -275,7 +276,7 @@ def drift_picture(
 ) -> Response:
     """Return the chart of a judge's drift on one scale over time, as SVG."""
     svg = drift_svg(panel.queries, store, experiment, DriftChartQuery(judge, scale, provisional, theme))
-    content = svg.encode("utf-8", "backslashreplace")
+    content = svg.encode("utf-8", "backslashreplace")  # UTF-8 cannot encode lone surrogates
     return Response(content, media_type=SVG, headers={"Cache-Control": _CACHE_CONTROL})
 
 

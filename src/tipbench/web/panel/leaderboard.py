@@ -191,6 +191,7 @@ def chart_picture(
     headers = {"Content-Security-Policy": _CHART_POLICY}
     if of_revision is not None and of_revision == revision(mlflow_experiment):
         headers["Cache-Control"] = _IMMUTABLE
+    # UTF-8 cannot encode lone surrogates, hence `backslashreplace`.
     return Response(svg.encode("utf-8", "backslashreplace"), media_type="image/svg+xml", headers=headers)
 
 
@@ -202,7 +203,8 @@ def leaderboard_page(
     if (tidy := tidy_url(request, experiment_path(experiment))) is not None:  # without empty form fields
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
-    if "choosing" in request.query_params:  # the form sends the checked values; the URL has the excluded ones
+    # The form sends the checked values as `keep`; the URL of the board has the unchecked ones as `exclude`.
+    if "choosing" in request.query_params:
         checked = set(request.query_params.getlist("keep"))
         groups = _excludable(facets(panel.queries, store, mlflow_experiment))
         values = [value for _group, choices in groups for value, _label in choices]
@@ -243,7 +245,8 @@ def _board_page(
     experiment = mlflow_experiment.name
     fields = fields or {}
     cached_store = panel.queries.cached_store(store, mlflow_experiment)
-    with ThreadPoolExecutor(max_workers=1) as background:  # reads the sheets while MLflow returns the cells
+    # The decision and the judging status (with the sheets) are read while `load_board` waits for MLflow's cells.
+    with ThreadPoolExecutor(max_workers=1) as background:
         decision_future = background.submit(latest_decision, cached_store, mlflow_experiment.experiment_id)
         judging_future = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)

@@ -91,7 +91,8 @@ def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[
 
     scenarios = sorted({cell.scenario for cell in cells.cells})
     rows = [MatrixRow(scenario, tuple(entry_of(scenario, pair) for pair in pairs)) for scenario in scenarios]
-    if order == "hardest":  # scenarios without a judged entry come last
+    # In both of these orders, scenarios without a judged entry come last.
+    if order == "hardest":
         rows.sort(key=lambda row: (row.mean is None, row.mean or 0.0))
     elif order == "spread":
         rows.sort(key=lambda row: (row.spread is None, -(row.spread or 0.0)))

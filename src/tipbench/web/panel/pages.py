@@ -249,7 +249,9 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     code = str(error["code"])
     identity: Identity | None = getattr(request.state, "identity", None)
     if identity is None and "authorization" not in request.headers:
-        # No route matched, so no route has authenticated the client.
+        # `admit_request` has not admitted the client: no route matched, the route needs no login, or the request was
+        # refused, for example without the CSRF token. The client may still have a session. As in `authenticate`, the
+        # cookie counts only without an Authorization header.
         identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
         request.state.identity = identity
     links = []

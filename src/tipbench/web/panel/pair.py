@@ -63,7 +63,7 @@ def pair_page(
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
     result = load_board(panel.queries, store, mlflow_experiment, query)
-    url = BoardUrl(experiment, result.query)  # without a baseline that is not on the board
+    url = BoardUrl(experiment, result.query)  # a baseline that is not on the board is left out of result.query
     if model is None or prompt is None:
         leader = result.board.ranking.leader if result.board else None
         return RedirectResponse(url.pair(leader) if leader else url.page(), 303)
@@ -124,7 +124,8 @@ def _other_rows(view: PairView, pair: Pair) -> tuple[tuple[str, str], ...]:
     """Return the rows that the pair can be compared with, as options of a select field."""
     standings = (*view.board.standings, *view.board.references)
     rows = [row_text(standing.pair, view.board.by) for standing in standings if standing.pair != pair]
-    return select_options("the leader or the next row", rows)
+    empty_label = "the leader or the next row"  # of the option without a row
+    return select_options(empty_label, rows)
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:

@@ -314,7 +314,7 @@ def run_page(
         measures=format_metrics(run["metrics"]),
         params=shown_params(run, with_key=key == "shown"),
         answer=answer_view(run) if is_cell else None,
-        # None if it has changed or its suite is not available
+        # None if the scenario has changed or its suite is not available
         scenario=cards.get((params.get("scenario", ""), run["tags"].get("scenario_hash", ""))),
         answers_url=BoardUrl(experiment).scenario(params.get("scenario", "")),
         prompt=run["texts"].get(PROMPT),

@@ -63,7 +63,7 @@ def _displayed_value(settings: Settings, setting: Setting) -> str:
         words = (settings.get(setting.key) or "").split()
         name = PurePath(words[0]).name if words else ""
         return f"{name} …" if len(words) > 1 else name
-    if setting.key == "hook_url":
+    if setting.key == "hook_url":  # its path and query may be secret too
         return shown_address(settings.get(setting.key) or "")
     if setting.key.endswith(_URL_SUFFIXES):
         return ", ".join(strip_login(url) for url in settings.get_list(setting.key))
@@ -89,7 +89,7 @@ class SubmittedForms:
         self._ids: OrderedDict[str, None] = OrderedDict()
 
     def first_time(self, form_id: str) -> bool:
-        """Return whether a form with this id is submitted for the first time; always true for an empty id."""
+        """Remember the id and return whether it is new. An empty id is not remembered, so it is always new."""
         form_id = form_id[:_MAX_FORM_ID_CHARS]
         with self._lock:
             if form_id in self._ids:

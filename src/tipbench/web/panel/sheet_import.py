@@ -48,6 +48,7 @@ def upload_sheet(
         ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
     except Invalid as exc:
         error = str(exc).removeprefix("query.judge takes ")  # the start names the API's parameter
+        # `filled_by` is the id of the form field `judge`.
         return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
     upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)

@@ -112,7 +112,7 @@ def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", 
         "config": {
             "world": simulating.world,
             "users": simulating.users,
-            "rounds": max(simulating.rounds),
+            "rounds": max(simulating.rounds),  # the curve's points, of which the last is the last round
             "seeds": simulating.total,
         },
         "seeds_done": simulating.done,
@@ -130,7 +130,7 @@ def _read_recorded(store: RunStore, run_id: str) -> dict[str, Any]:
         if exc.code != "RESOURCE_DOES_NOT_EXIST":
             raise
         result = None
-    if result is None:
+    if result is None:  # no such run, or not a simulation
         raise NotFound(f"There is no simulation {run_id}. Choose one from the list.", path="path.run_id")
     return result
 

@@ -118,6 +118,7 @@ def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
         # The error of a rule for several fields has no location, but its message contains their names.
         possible_keys = [str(error["loc"][0])] if error["loc"] else message.split()
         key = next((possible_key for possible_key in possible_keys if possible_key in values), WHOLE_FORM)
+        # The message of our own validators (`value_error`) is complete.
         got = "" if error["type"] == "value_error" else f" (got {str(error.get('input'))[:80]!r})"
         errors.setdefault(key, f"{capitalized(message)}{got}.")
     return errors
@@ -410,7 +411,7 @@ def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) ->
     try:
         facts, refused = model_facts(engines, config)
     except ServerUnavailable as exc:
-        if config.wait:  # the collect waits for the server
+        if config.wait:  # the collect then waits for servers too, not only for other collects
             return None
         return Outcome(errors={"ollama_url": str(exc)}, not_started=True, status=503)
     except TipbenchError as exc:
@@ -439,7 +440,7 @@ class StartForm:
     idempotency_key: str
     start: bool = False  # whether the start button was pressed
     target: CollectTarget = field(default_factory=CollectTarget)
-    preselect: bool = False  # whether to check the default models, because no models were chosen
+    preselect: bool = False  # no models were chosen, so the boxes of `OfferedModels.preselected` are checked
 
 
 @router.get("/run")

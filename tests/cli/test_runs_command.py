@@ -116,6 +116,19 @@ def test_csv_has_whole_ids_and_every_column() -> None:
     assert len(row["model_digest"]) == 64
 
 
+def test_a_flag_on_which_judges_differ_is_not_rounded(reading: str) -> None:
+    experiment = "tip-bench-flags"
+    with MlflowStore(reading) as store:
+        found = store.ensure_experiment(experiment)
+        for number, format_ok in enumerate([0.5, 1.0]):
+            metrics = {"format_ok": format_ok, "n_candidates": 2.0}
+            run = NewRun(RunKind.CELL, f"{number:032}", "x", number, 2, cell_key=f"k{number}", metrics=metrics)
+            store.record(found.experiment_id, run)
+    ended = invoke("runs", "list", "--experiment", experiment, "--format", "csv")
+    rows = csv.DictReader(io.StringIO(ended.stdout))
+    assert [(row["tips"], row["format_ok"]) for row in rows] == [("2", "1"), ("2", "0.5")]
+
+
 def test_an_empty_list_reports_it_on_stderr() -> None:
     ended = invoke("runs", "list", "--model", "nosuch:1b")
     assert (ended.code, ended.stdout) == (0, "")

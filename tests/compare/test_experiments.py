@@ -148,6 +148,18 @@ def test_two_provisional_boards_are_compared_with_a_note() -> None:
     assert found.notes[0].startswith("Provisional")
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_provisional_board_is_marked_if_the_other_has_only_floors(which: int) -> None:
+    boards = [scored({A: LOW}, provisional=True, judges=("rules",))] * 2
+    floored = [
+        replace(cell, run=replace(cell.run, tags={**cell.run.tags, "floored": "true"})) for cell in boards[0].cells
+    ]
+    boards[which] = replace(boards[which], cells=tuple(floored), provisional=False, judges=())
+    found = compared(boards[0], boards[1])
+    assert found.provisional
+    assert found.notes[0] == "Provisional: scored by rules, not by people."
+
+
 def test_other_differences_are_listed() -> None:
     second = scored({A: HIGH}, conditions="other", judges=("ben",))
     changed = [replace(cell, run=replace(cell.run, params={**cell.run.params, "temperature": "0.1"}))

@@ -68,7 +68,7 @@ def panel(
                 "warning: the panel accepts localhost names only; add the names and addresses that others use to "
                 "TIPBENCH_PANEL_HOSTS"
             )
-        try:  # MLflow is opened now, and started if it has data, so that the first page does not wait for it
+        try:  # MLflow is opened now (a local one with data is started), so that the first page does not wait for it
             print_message(f"MLflow: {app.state.panel.mlflow.open().url}")
         except NotEnoughData:
             print_message("MLflow: none yet; the first run starts one")

@@ -34,9 +34,10 @@ def fit(
 ) -> None:
     """Fit a prior from a simulation or from the event log.
 
-    The prior is cross-fitted: how much it explains is measured on users that it was not fitted on. A simulated prior is
-    also tested on new users of every world. `gain` compares it with no prior; `price` compares it with a prior fitted
-    in that world, and is usually negative. Use the file with `tipbench serve --prior FILE`.
+    How much a prior reduces the squared error of predicted rewards is measured on users that it was not fitted on. A
+    simulated prior is also tested on new users of every world. `gain` is the difference in reward per decision to no
+    prior. `price` is that to a prior fitted in that world; negative is worse, and usual. Use the file with
+    `tipbench serve --prior FILE`.
 
     Examples:
 
@@ -68,11 +69,13 @@ def fit(
         text_columns=("feature",),
     )
     explained = estimate_text(result["explained"])
-    print(f"\nexplains {explained} of the squared reward per decision of users it was not fitted on")
+    print(f"\nreduces the squared error per reward by {explained} against predicting 0, for users it was not fitted on")
     if result["worlds"]:
         print()
         rows = [(row["world"], estimate_text(row["gain"]), estimate_text(row["price"])) for row in result["worlds"]]
         print_table(
-            ("world", "gain over no prior", "price: against that world's own prior"), rows, text_columns=("world",)
+            ("world", "gain over no prior", "price: reward minus that with the world's own prior"),
+            rows,
+            text_columns=("world",),
         )
     print_message(f"prior {fitted.prior.hash} of {policy} from {plural(fitted.n_users, 'user')} written to {out}")

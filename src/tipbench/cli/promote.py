@@ -33,10 +33,14 @@ def check(
         str | None, typer.Option(metavar="POLICY", help="Policy to compare with. [default: the active policy]")
     ] = None,
     simulation_only: Annotated[
-        bool, typer.Option("--simulation-only", help="Check only clauses a to c, which need no event log.")
+        bool,
+        typer.Option("--simulation-only", help="Check only in simulation (clauses a to c), without the event log."),
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="2 seeds × 200 users × 100 rounds; never a verdict, and not recorded.")
+        bool,
+        typer.Option(
+            "--quick", help="2 seeds × 200 users × 100 rounds; neither passes nor fails (exit 3), and is not recorded."
+        ),
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, max=1000, metavar="NUMBER", help="Number of seeds. [default: 20]")
@@ -102,8 +106,8 @@ def check(
 def apply(candidate: CandidatePolicyOption, prior: PriorOption = None, json_: JsonOption = False) -> None:
     """Make a policy the active one.
 
-    Needs a passed check against the active policy that is not older than 7 days, with the same version of tipbench, of
-    both policies and of their priors. A running server switches to the policy within 5 seconds.
+    Needs a passed check against the active policy, at most 7 days old, made with the present versions of tipbench, both
+    policies and their priors. A running server switches to the policy within 5 seconds.
 
     Examples:
 

@@ -38,7 +38,8 @@ _TEXT_COLUMNS = ("run", "model", "prompt", "scenario", "state")
 _NUMBER_COLUMNS = ("tips", "format_ok", "overlong", "latency_s", "tokens_per_s", "diversity", "composite")
 _TABLE_COLUMNS = (*_TEXT_COLUMNS, *_NUMBER_COLUMNS)
 _ALL_COLUMNS = (*_TABLE_COLUMNS, "repeat", "host", "failure", "conditions", "model_digest")
-_INTEGER_COLUMNS = ("tips", "format_ok")  # stored as floats in MLflow; `overlong` is a share of the tips
+# Stored as floats in MLflow, and printed as integers if whole. `format_ok` is the mean over the judges.
+_INTEGER_COLUMNS = ("tips", "format_ok")
 
 
 @app.command("list")
@@ -88,7 +89,9 @@ def list_runs(
     else:
         rows = [run_values(run) for run in shown]
         for row in rows:
-            row |= {name: int(row[name]) for name in _INTEGER_COLUMNS if row[name] is not None}
+            for name in _INTEGER_COLUMNS:
+                if row[name] is not None and float(row[name]).is_integer():
+                    row[name] = int(row[name])
             run_id = str(row["run_id"])
             row["run"] = run_id[:_SHORT_ID_CHARS] if as_table else run_id
         print_rows(

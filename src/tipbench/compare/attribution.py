@@ -126,7 +126,7 @@ def attribute(matrix: ScoreMatrix, *, n_flips: int = N_FLIPS) -> Attribution | U
     scenario_effects = centred.mean(axis=(1, 2))
     pair_effects = centred.mean(axis=0)
     residuals = centred - pair_effects - scenario_effects[:, None, None]
-    # The residuals are the sum of three interactions with scenarios: of models, of prompts and of pairs.
+    # The residuals are the sum of the interactions model × scenario, prompt × scenario and model × prompt × scenario.
     model_by_scenario = residuals.mean(axis=2)
     prompt_by_scenario = residuals.mean(axis=1)
     df_model, df_prompt = n_models - 1, n_prompts - 1
@@ -209,9 +209,9 @@ def _persona_factor(
 
 
 def _marginal_means(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
-    """Return the estimate for each name from `means`, scenarios × names; no interval below MIN_SCENARIOS scenarios."""
+    """Return the estimate for each name in `means`, scenarios × names. Below MIN_SCENARIOS, it has no interval."""
     estimates = {name: shown_estimate(column) for name, column in zip(names, means.T, strict=True)}
-    return {name: estimate for name, estimate in estimates.items() if estimate}
+    return {name: estimate for name, estimate in estimates.items() if estimate}  # None only without scores: never here
 
 
 def _interaction_flags(

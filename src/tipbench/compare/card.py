@@ -62,8 +62,8 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    # No cells: either there are no rows (only references, or nothing), or all rows are stale, or nothing is averaged
-    # because, on a board `by` model, no prompt is shared by all models (`by` prompt: no model by all prompts).
+    # No cells: there are no rows (only references, or nothing), or all rows are stale, or, on a board by model, all
+    # models share no prompt (by prompt: no model).
     if not _has_cells(board):
         return CardState.UNRANKED
     if not board.judges:
@@ -166,10 +166,7 @@ def _latency_text(latency: float | None) -> str | None:
 
 
 def _alternatives(board: Leaderboard) -> Iterator[str]:
-    """Yield a sentence on the fastest and the smallest among the leader and the ranked rows tied with it.
-
-    `ranking.tied` may also have unranked rows; these are not alternatives, because they are not tested.
-    """
+    """Yield a sentence on the fastest and the smallest among the leader and the ranked rows tied with it."""
     ranking = board.ranking
     if ranking.leader is None or not ranking.tied_ranked or board.by == "prompt":  # a prompt has no speed or size
         return

@@ -354,7 +354,7 @@ def place_labels(area: PlotArea, points: Sequence[Point], labels: Mapping[Point,
 
 def _label_positions(x: float, y: float) -> Iterator[tuple[str, float, float]]:
     """Yield possible positions of a label as (alignment, x, y), best first."""
-    # Left (right-aligned) and above come first: the front's line reaches a point from below and leaves it to the right.
+    # Left and left above (both right-aligned) come first: the front's line comes from below and leaves to the right.
     yield from (
         ("right", x - 11, y), ("right", x - 6, y - 13), ("left", x + 11, y), ("left", x + 8, y + 13),
         ("center", x, y - 16), ("center", x, y + 17), ("right", x - 8, y + 13), ("left", x + 8, y - 13),

@@ -149,7 +149,7 @@ def compare_experiments(
         experiments=names,
         pairs=tuple(pairs),
         # If only one board is provisional, the other has no scores except floors: see _check_comparable.
-        provisional=first.provisional,
+        provisional=first.provisional or second.provisional,
         notes=tuple(_notes(names, first, second, matched)),
     )
 
@@ -213,7 +213,7 @@ def _scenario_means(board: BoardCells) -> Mapping[tuple[Pair, tuple[str, str]], 
 def _notes(
     names: tuple[str, str], first: BoardCells, second: BoardCells, matched: Sequence[tuple[Pair, Pair]]
 ) -> Iterable[str]:
-    if first.provisional and (first.judges or second.judges):
+    if (first.provisional or second.provisional) and (first.judges or second.judges):
         yield f"Provisional: scored by {_judges_text(first if first.judges else second)}, not by people."
     elif first.judges != second.judges:
         judges = f"{_judges_text(first)}; {_judges_text(second)}"

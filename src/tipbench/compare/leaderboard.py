@@ -136,7 +136,7 @@ class Standing:
 class JudgingRecord:
     """Pace of an experiment's judges and concerns about them, from its sheets."""
 
-    minutes_per_answer: float | None = None  # between export and apply of people's sheets; None if unknown
+    minutes_per_answer: float | None = None  # from export to apply of sheets that are not provisional; None if unknown
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
     held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
@@ -540,7 +540,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
     """Read the judging record from the tags and metrics of the sheets' runs."""
     applied: dict[str, list[StoredRun]] = defaultdict(list)  # by judge
     held: set[str] = set()
-    minutes = n_answers = 0.0  # of people's applied sheets
+    minutes = n_answers = 0.0  # of applied sheets that are not provisional
     for run in store.search(experiment_id, where={"kind": str(RunKind.JUDGING)}):
         tags, status = run.tags, run.tags.get("sheet_status")
         if tags.get(SHEET_KIND, TIPS) != TIPS or "judge" not in tags:  # duels, or no judge is named

@@ -53,7 +53,8 @@ class MissingScores:
 def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> MissingScores | None:
     """Return the scores that are missing for a ranking; None if a pair can lead, or if nothing is judged.
 
-    With `needs_all_core`, only a pair with all core scenarios can lead. Means per persona need this.
+    With `needs_all_core`, only a pair with all core scenarios can lead. Means per persona need this: a mean
+    over fewer of a persona's scenarios is not comparable.
     """
     can_lead = matrix.complete if needs_all_core else _can_lead(matrix)
     if can_lead.any() or not matrix.judged.any():
@@ -80,7 +81,7 @@ class Look:
     at: int  # number of scenarios that it tests: the first ones of the design
 
     def to_json(self) -> dict[str, int]:
-        """Return the JSON form specified in PRODUCT.md."""
+        """Return the value of `look` in the JSON of a leaderboard."""
         return {"number": self.number, "of": self.of, "at": self.at}
 
 
@@ -90,12 +91,13 @@ class NextLook:
 
     look: Look
     power: float | None  # chance to decide at this look; None if too little is judged to estimate it
+    # Filled in by `make_board`:
     n_scenarios: int = 0  # to judge before this look
     n_answers: int = 0  # to judge before this look
     minutes: float | None = None  # of judging, at the measured pace; None if the pace is unknown
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form specified in PRODUCT.md."""
+        """Return the value of `next_look` in the JSON of a leaderboard."""
         return {
             **self.look.to_json(),
             "scenarios": self.n_scenarios,
@@ -358,6 +360,7 @@ def _differences(
     masked_other, masked_family = masked[:, 0], masked[:, 1:]
     differences = simultaneous_differences(masked_family, masked_other, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
+    # A pair is a column of the matrix, but a row of the board, hence `row`.
     return {
         pair: tested.get(pair) or untested(paired_difference(other=other_values, row=matrix.values[:, column]))
         for column, pair in enumerate(matrix.pairs)

@@ -157,7 +157,6 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
     if (usable := standing.usable) is None:
         yield _cell(None, None)
     else:
-        # `n_usable` may be a fraction, because repeats are averaged.
         count = f"{usable.n_usable:g} of {usable.n_scenarios}"
         composite = None
         if usable.composite is not None and usable.rate < 1:  # if all are usable, the row shows the same composite

@@ -41,9 +41,7 @@ _NO_FACTS = VerdictFacts()
 
 
 def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
-    """Return the verdict. It never calls a tied row worse: the leader is selected by the same scores, so that chance
-    may explain its lead.
-    """
+    """Return the verdict. It never calls a tied row worse: the leader has the highest mean, perhaps only by chance."""
     sentences = [standing_sentence(ranking, facts)]
     if ranking.leader is not None:
         sentences += _qualifications(ranking, facts)

@@ -144,7 +144,7 @@ class OllamaEngine:
         self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        # If the server does not respond, there is no wait, which would raise: the call below returns the failure.
+        # Without a response, `wait_until_gone` would raise. So it is not called: `complete` returns the failure.
         if self._unload_each_call and self._current is not None and self.alive():
             wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
         result = self._api.complete(request, self._body(request))

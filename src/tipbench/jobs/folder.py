@@ -170,7 +170,10 @@ def read_events(path: Path, after: int = 0, limit: int = 500) -> list[RecordedEv
 
 
 def read_result(path: Path) -> Progress | None:
-    """Return the progress of a finished command, from its last events; None if there is no exit event."""
+    """Return the progress of a finished command; None if there is no exit event.
+
+    Only the last _RESULT_BYTES of the events are read, so the progress of a long job is partial.
+    """
     try:
         start = max(0, path.stat().st_size - _RESULT_BYTES)
     except FileNotFoundError:

@@ -48,9 +48,9 @@ class LocalRunner:
         self._clock = clock
 
     def start(self, job: Job) -> None:
-        """Start the job, unless it was started before or its start is forbidden. Raises JobStartError.
+        """Start the job, unless it was started before or its start is forbidden.
 
-        The pid of a started job is saved before this method returns.
+        The pid of a started job is saved before this method returns. Raises JobStartError if the command cannot start.
         """
         folder = self._folder(job)
         folder.make()

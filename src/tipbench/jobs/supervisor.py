@@ -22,7 +22,7 @@ _MAX_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0  # between two sweeps; a sweep deletes expired jobs
 _MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
 _MAX_SWEEP_GAP_S = 2 * 86_400.0  # after a longer time since the last sweep, the clock may be wrong
-_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs with such a clock before it accepts it
+_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs with such a clock before the clock is accepted
 _log = logging.getLogger(__name__)
 
 
@@ -173,7 +173,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs. The runner deletes its data of a job first: without the job, nothing would do it."""
+        """Delete expired jobs. The runner deletes its data of a job first: without the job, that data would remain."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -184,7 +184,7 @@ class Supervisor:
                         n_removed += 1
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        # False if a job was kept, as the next tick would try it again.
+        # False also if a job was kept: the next tick would only try that job again.
         may_have_more = n_removed == _MAX_SWEPT
         self._next_sweep = time.monotonic() + (0 if may_have_more else _SWEEP_S)
 

@@ -128,7 +128,7 @@ def check_file(
     `sheet` is the exported sheet, and `judge` the value of --judge. `check_one` validates one item: it returns the
     scores or the winner, or a list of problems, or None if the item is unfinished.
     """
-    top = Location(problems=[])  # copies of it, made with `replace`, add to the same list
+    top = Location(problems=[])  # copies of it add to the same list
     rubric = raw.get("rubric")
     if not isinstance(rubric, Mapping):
         top.add_problem("rubric", describe_value(raw, "rubric"), "an object with the rubric's id and sha256")

@@ -100,8 +100,7 @@ def order_showings(chosen: Sequence[MatchUp], rng: random.Random) -> list[tuple[
     order = list(chosen)
     rng.shuffle(order)
     first = [(each.one, each.other) if rng.random() < 0.5 else (each.other, each.one) for each in order]
-    # Shuffled in blocks, so that at least three quarters of the other match-ups are shown between the two showings of
-    # each.
+    # Shuffled in blocks: between the two showings of a match-up, at least three quarters of the others are shown.
     block_size = max(1, len(order) // 4)
     second: list[tuple[Contender, Contender]] = []
     for start in range(0, len(first), block_size):

@@ -72,8 +72,8 @@ def export_sheet(
     """Create a sheet and store it in MLflow. If `cells` is None, they are read from MLflow.
 
     Raises NotEnoughData if there is nothing for this judge to score. With `rejudge` and without `provisional`, floor
-    scores of another rubric are updated to the current one when the sheet is applied, or, if there is nothing to score
-    and so no sheet, at once, before NotEnoughData is raised.
+    scores of another rubric are updated to the current one when the finished sheet is applied and not held. If there
+    is nothing to score, they are updated before NotEnoughData is raised.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -192,8 +192,8 @@ def choose_cells(
             n_shared += len(group)
     if request.limit is None:
         return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
-    # The shared cells should be at most `overlap` times the unscored ones. So at least limit / (1 + overlap) cells are
-    # unscored ones, or all of them if there are fewer.
+    # The shared cells should be at most `overlap` times the unscored ones. So the sheet gets at least
+    # limit / (1 + overlap) unscored cells, or all unscored ones if there are fewer.
     min_unscored = _round_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))
     shared_limit = request.limit - n_unscored

@@ -66,7 +66,7 @@ class AnsweredCell:
 
     @cached_property
     def format_ok(self) -> bool:
-        """Whether the answer has the requested format; corrections by judges do not count."""
+        """Whether the answer has the requested format, as computed. Corrections by judges do not count here."""
         judged = self.scores.applied or self.scores.held or self.scores.history
         # After judging, the run's metric is the mean of the judges' flags, which the next judge must not see.
         if judged and RAW in self.texts:

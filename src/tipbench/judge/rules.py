@@ -95,7 +95,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
     hints_at_routine = any(routine.weight_in(stems_outside_tasks) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(first * 60 <= card.minute <= last * 60 for first, last in dayparts)
-    # Except at the start of the tip, 'leave …' ends the action and does not postpone it.
+    # After the first clause, 'leave' ends the action and does not postpone it: '…, leave the rest for tomorrow'.
     clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
     text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
     postponing = PHRASES["later_days"]
@@ -138,6 +138,7 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
 def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
     """Return whether the clause has a word such as 'after' or 'when', followed by one of the stems."""
     for index, word in enumerate(clause):
+        # Triggers include words such as 'in' and 'with', which are a link only at the start of a clause.
         is_link = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if is_link and any(following.stem in stems for following in clause[index + 1 :]):
             return True
@@ -213,7 +214,7 @@ class Instructions:
     duration: str | None
     size: str | None
     stop: str | None  # when to stop
-    unnamed_object: str | None  # a vague object of the action, such as "something"
+    unnamed_object: str | None  # one of the phrases "open_objects", such as "a task": it is not said which
 
     @property
     def has_action(self) -> bool:
@@ -270,6 +271,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
     main_verb_index = _find_main_verb(verb, rest)
     if main_verb_index is not None:
         return _verb_kind(clause, index + 1 + main_verb_index, card)
+    # "take care" or "make progress": unlike "open_objects", "vague_objects" make the verb no action at all.
     if verb in WORDS["light_verbs"] and set(rest[:4]) & WORDS["vague_objects"] and not set(rest) & WORDS["units"]:
         return "direction"
     if verb in {"use", "spend"} and not set(rest) & WORDS["units"]:
@@ -460,7 +462,7 @@ def check_rubric(rubric: Rubric) -> None:
         shown = ", ".join(f"{name} {low}-{high}" for name, (low, high) in ranges.items())
         raise UsageError(
             f"The rules judge scores {', '.join(SCALES)} from {MIN_SCORE} to {MAX_SCORE} and nothing else; the rubric "
-            f"{rubric.id} has {shown}. Judge by hand, or with command: or ollama:."
+            f"{rubric.id} has {shown}. Judge by hand, or use --with command:PROGRAM or --with ollama:MODEL."
         )
 
 

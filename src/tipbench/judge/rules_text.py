@@ -20,11 +20,12 @@ PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 # First and last hour of each part of the day.
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
+# "pep_verbs" are imperatives without an action, such as "believe".
 INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 MAX_TIP_LENGTH = 4000  # characters; the rest of a tip is not parsed
-MIN_TASK_WEIGHT = 1.5  # total weight of the words by which a tip names a task
+MIN_TASK_WEIGHT = 1.5  # a tip names a task from this total weight of its words on
 _MAX_CARD_TEXT = 2000  # characters; the rest of each text of a card is not parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -42,7 +43,8 @@ _CLOCK = re.compile(
     rf"(?P<bare_hour>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
 _MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
-_REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]  # a tip may repeat these words
+# A tip may repeat these words. "stops" are words such as "until".
+_REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
 
     def task_hook(title: str) -> Hook:
         verb = frozenset(word.stem for word in _words(title)[:1])  # a title begins with its verb
-        # A proper name in the title is enough to identify the task, unless it is in `people`, from the other texts.
+        # A proper name in the title identifies the task, unless it is in `people` (collected from the other texts).
         names_in_title = dict.fromkeys(_proper_names([title]) - people, MIN_TASK_WEIGHT)
         return Hook(title, _weights(title, people, verb) | names_in_title)
 
@@ -362,6 +364,6 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # For PASSED or LATER, only times from eight to before twelve may also mean the evening; for NOW, those from five.
+    # Here, only times from eight on may also mean the evening; above, those from five on.
     latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -1,4 +1,4 @@
-"""Automatic judges: their interface, recovery of scores from a program's output, and `run_judge`."""
+"""Automatic judges: their interface, recovery of scores from the output of `--with command`, and `run_judge`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _MAX_REASON_CHARS = 300
 
 @dataclass(frozen=True)
 class RecoveredItems:
-    """The items found in a program's output. An item may occur several times, with different content."""
+    """The items found in one output of the program of `--with command`. An item may occur in several versions."""
 
     versions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by item id, in order of occurrence
     mismatch: str = ""  # why a sheet in the output was ignored; empty if none was
@@ -114,7 +114,8 @@ def choose_score(
 ) -> ItemScore | Unscored:
     """Return the item's score from the first of the sources that has exactly one valid score, else the reason.
 
-    `failure` is why the judge failed, or empty.
+    The sources are the program's output file, its stdout, and the sheet if the program changed it. `failure` is why the
+    judge failed, or empty.
     """
     problem_text, unfinished = "", False
     for source in sources:
@@ -234,8 +235,8 @@ def run_judge(
 ) -> JudgeResult:
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none.
 
-    The sheet of an interrupted call is continued. `accept` is the reason for accepting a drift beyond the limit: of the
-    judge's last sheet if it is held, else of this one.
+    The sheet of an interrupted call is continued. `accept` is the reason for accepting a drift beyond the limit. It
+    applies to the judge's last sheet if that is held, else to this one.
     """
     request = replace(request, judge=judge.name, provisional=judge.provisional)
     return _Call(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
@@ -287,6 +288,7 @@ class _Call:
         """Apply the judge's last sheet again if it is only partly applied, or to accept its drift; else return None."""
         no_new_scores: FilledSheet[ItemScore] = FilledSheet(self.judge.name, {})
         if not accepting:
+            # A held sheet is completely applied too: its cells have its scores as held ones.
             if SheetApplier(self.store, self.experiment, last, no_new_scores).cells_have_scores(cells):
                 return None
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")

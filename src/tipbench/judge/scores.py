@@ -222,7 +222,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run. The current rubric's text is stored if `rubrics`, by tag, has it."""
+    """Return the update of the cell's run. It stores the current rubric's text if that is in `rubrics` (by tag)."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}

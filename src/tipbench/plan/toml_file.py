@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
+MAX_LINE = 2000  # characters of a `Line`
 _MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes quadratic time, so it ignores a longer value and all that follows
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
@@ -46,7 +47,7 @@ def _check_one_line(text: str) -> str:
 
 Id = Annotated[str, AfterValidator(_check_id)]
 Line = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000), AfterValidator(_check_one_line)
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LINE), AfterValidator(_check_one_line)
 ]
 AnySchema = TypeVar("AnySchema", bound=Schema)
 

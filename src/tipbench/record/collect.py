@@ -83,7 +83,7 @@ class Collector:
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
         self._totals_by_pair = TotalsByPair()
-        # Of all cells of the current model, not only the block's: those recorded before count as done.
+        # Counts of the current model's cells, not only the block's: cells recorded before count as done.
         self._block_total = self._block_done = self._block_failed = 0
         self._generated = 0
         self._failures: list[str] = []

@@ -245,7 +245,10 @@ class Journal:
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move an entry that MLflow rejects to a file next to the journal, which is never drained; return its path."""
+        """Move an entry that MLflow rejects to a file next to the journal, and return the file's path.
+
+        That file is never drained.
+        """
         refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._read_line(entry)

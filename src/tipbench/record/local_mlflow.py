@@ -1,8 +1,8 @@
 """The local MLflow server: start, find and stop it.
 
-Whether the server is running is seen from the lock on its log file, not from the saved process id, which another
-process could have reused. All processes of the server inherit the lock with their standard output, so it is released
-when the last one exits.
+The server counts as running while its log file is locked. The saved process id proves nothing: another process could
+have reused it. All processes of the server inherit the lock with their standard output, so it is released when the
+last one exits.
 `LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`; FILE is `server.json`.
 """
 

@@ -161,7 +161,9 @@ class MlflowStore:
         # With a limit, a further page may not be needed, so none is requested ahead.
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
         parsed = (self._parse(raw, wire.parse_run) for raw in pages)
-        matching = (  # filtered again: a filter cannot express every value, and this one excludes at most RUNNING
+        # Filtered again: the server's filter cannot express every value. Of the statuses it excludes only RUNNING, and
+        # with `include_half_written` none.
+        matching = (
             (run, text_tags)
             for run, text_tags in parsed
             if (include_half_written or run.status in wire.WRITTEN_STATUSES) and wire.matches(run, where)

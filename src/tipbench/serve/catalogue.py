@@ -16,7 +16,6 @@ from tipbench.errors import UsageError
 from tipbench.plan.toml_file import Line, Schema, TomlText
 from tipbench.serve.request import MAX_CANDIDATES, Candidate
 
-MAX_TIP = 2000  # characters
 _HEADER = """\
 # Tips for `tipbench serve --catalogue FILE`. Edit freely: remove tips, correct a category, add tips of your own.
 # tip_id must be unique; composite (2 to 17), slot_hour (of the day), effort_min (minutes) and scores may be left out.
@@ -27,7 +26,7 @@ class CatalogueTip(Schema):
     """A tip with the values that policies use."""
 
     tip_id: Annotated[str, Field(min_length=1, max_length=128)]
-    tip: Line
+    tip: Line  # one line of text
     category: Annotated[str, Field(min_length=1, max_length=64)]
     composite: Annotated[float, Field(ge=2, le=17)] | None = None
     slot_hour: Annotated[float, Field(ge=0, lt=24)] | None = None  # hour of the day; None suits any hour

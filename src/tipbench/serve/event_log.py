@@ -118,7 +118,7 @@ def open_database(home: Path) -> Database:
 
 
 def store_exists(home: Path) -> bool:
-    """Return whether the SQLite file exists; a policy server, a promotion command or a switched shadow creates it."""
+    """Return whether the SQLite file exists. The policy server creates it, and so do commands that open the store."""
     return (home / FOLDER / FILE).exists()
 
 

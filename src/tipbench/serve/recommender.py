@@ -74,6 +74,7 @@ class Recommender:
                 raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
             hour = hour_of(request_time(request, self.service.clock()))
             candidates = self._catalogue.candidates(hour)
+        # The signal "serve" marks a decision of the active policy.
         return self.service.serve(self.switches.active(), request, candidates, signal="serve")
 
     def has_shadows(self) -> bool:

@@ -189,8 +189,8 @@ class RewardRequest(TypedDict, total=False):
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
     """Raise ValueError if `Time` or `Candidates` would reject or change a value.
 
-    The types and limits must have been checked before. After a ValueError, `fast_validation` lets pydantic validate
-    the request, which accepts and changes such a time.
+    The types and limits must have been checked before. After a ValueError, `fast_validation` calls pydantic, which
+    rejects the value or changes it.
     """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _check_time(at) != at:

@@ -33,7 +33,7 @@ _USERS_PER_TRANSACTION = 500
 # Enough for documents: their sums do not depend on priors, and their `prior` is the hash logged with the last reward.
 _NO_PRIORS: Mapping[str, Prior] = {}
 _logger = logging.getLogger(__name__)
-_ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # (path, problem) → converts an OSError
+_ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # converts an OSError; takes (path, problem)
 
 
 class StateStore(Protocol):

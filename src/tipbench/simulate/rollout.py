@@ -106,7 +106,7 @@ class RidgeStatistics:
     n_rewards: Floats
 
     def pooled_theta(self, user_mask: NDArray[np.bool_] | None = None) -> Floats:
-        """Return the coefficients of one ridge regression without a prior for the users in the mask, by default all."""
+        """Return the coefficients of one ridge regression, without a prior, for the users in the mask (None: all)."""
         users = slice(None) if user_mask is None else user_mask
         gram, moment = self.gram[users].sum(axis=0), self.moment[users].sum(axis=0)
         return np.asarray(np.linalg.solve(gram + LAMBDA * np.eye(len(moment)), moment))

@@ -2,8 +2,8 @@
 
 Random numbers are drawn per (seed, round, user, candidate) before a policy chooses. Every policy therefore meets the
 same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
-The latter has two exceptions: more rounds delay the change of tastes in the world `drift`, which is after half of the
-rounds, and more users change the responses in the world `null`, which are computed from means over all users.
+The latter has two exceptions. With more rounds, the tastes in the world `drift` change later: after half of the rounds.
+With more users, the responses in the world `null` change: they are computed from means over all users.
 
 The last axis of every array is the user. Operations then run over users in memory order, which is fast.
 """

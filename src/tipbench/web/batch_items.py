@@ -127,7 +127,7 @@ class BatchList(Shape):
     next: NextCursor
 
 
-# "Answer" is the judge's here, and the name of the field; `AnswerShape` of web.api.models is a model's answer.
+# The judge's answer, in fields named `answer`. `AnswerShape` of web.api.models is a model's answer.
 class AnswerShape(Shape):  # the scores and flags, or the winner, are extra fields
     """What the judge has entered for an item: the state with the scores and flags, or with the winner of a duel."""
 

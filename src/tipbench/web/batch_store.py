@@ -87,7 +87,7 @@ class ItemVersion:
     updated: float = 0.0  # Unix seconds
 
     def is_result_of(self, cause: Cause, version: int) -> bool:
-        """Return whether `cause` created this version from `version`. A request for that is then a retry."""
+        """Return whether `cause` made this version from `version`. If so, a request with both of these is a retry."""
         return self.cause == cause and self.version == version + 1
 
 
@@ -186,7 +186,7 @@ class BatchStore:
 
     def items(self, sheet: str) -> dict[str, ItemVersion]:
         """Return the current version of every item that has been edited, by item id."""
-        rows = self._database.execute(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608 - columns are constant
+        rows = self._database.execute(f"SELECT {_ITEM_COLUMNS} FROM batch_items WHERE sheet = ?", (sheet,))  # noqa: S608
         return {saved.item: saved for saved in map(_read_version, rows)}
 
     def history(self, sheet: str, item: str) -> list[ItemVersion]:

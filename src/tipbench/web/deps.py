@@ -46,7 +46,7 @@ class MlflowConnection:
         self._connections: list[TrackingStore] = []  # including earlier ones, which may still be in use
 
     def open(self) -> TrackingStore:
-        """Return the connection. Where it has to find the server, it may start the local one; see `MlflowAccess.find`.
+        """Return the connection; may start the local server, see `MlflowAccess.find`.
 
         Raises NotEnoughData if no MLflow is available and nothing was ever recorded.
         """
@@ -93,10 +93,7 @@ class MlflowConnection:
 
     @contextmanager
     def judging_lock(self) -> Iterator[None]:
-        """Hold the lock that the panel's requests and judge commands with the same home take to write scores.
-
-        Raises LockHeld if the lock is not free within JUDGING_WAIT_S.
-        """
+        """Hold the home's lock on writing scores and opening sheets. Raises LockHeld after JUDGING_WAIT_S."""
         with judging_lock(self._settings.home, self.open().url, wait_s=JUDGING_WAIT_S):
             yield
 

@@ -120,7 +120,9 @@ async def log_in(request: Request, panel: PanelState) -> Response:
     responses={303: {"description": "For a form: redirect to the login page."}},
 )
 async def log_out(
-    request: Request, panel: PanelState, identity: Annotated[Identity, Depends(require_judge)]
+    request: Request,
+    panel: PanelState,
+    identity: Annotated[Identity, Depends(require_judge)],  # a judge or an admin
 ) -> Response:
     """Invalidate the session cookie. Bearer tokens have no session; revoke the token instead."""
     if identity.session is not None:

@@ -227,8 +227,7 @@ class Queries:
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        # Counts one snapshot per experiment, of its cells; a second one, of its sheets, which a board may load, is not
-        # counted.
+        # One snapshot per experiment, of its cells. The one of its sheets, which a board may load, is not counted.
         fits_cache = len(all_experiments) <= SNAPSHOTS
         rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))

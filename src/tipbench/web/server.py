@@ -169,7 +169,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if unread_bytes:
                 self.transport.abort()  # `close` would wait for the client to read
                 return
-            # No 408 once a response has started: the connection is idle after it, or the 408 would be within it.
+            # No 408 once a response has started: the 408 would be inside it, or after it on an idle connection.
             if cycle is None or not cycle.response_started:
                 self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()

@@ -329,7 +329,8 @@ def _error_response(exc: Exception) -> Response:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)
-    if status == 400:  # a UsageError: a value in the request is invalid, but the body is JSON
+    # A UsageError. Here 400 is for bodies that are not JSON; a wrong value in valid JSON is 422.
+    if status == 400:
         status, code = 422, "invalid"
     return _error(status, code, str(exc), headers=_RETRY_AFTER if status == 503 else ())
 

@@ -212,7 +212,7 @@ class WebhookStore:
     # reported runs
 
     def revision(self, experiment_key: ExperimentKey) -> str | None:
-        """Return the experiment's revision at the last check; None if it was never checked."""
+        """Return the experiment's revision at the last saved check; None if none was saved."""
         statement = f"SELECT revision FROM hook_seen WHERE {_WHERE_EXPERIMENT}"  # noqa: S608
         rows = self._database.execute(statement, (self._receiver, *experiment_key))
         return next((str(revision) for (revision,) in rows), None)
@@ -426,8 +426,8 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
 
 
 class _Change(NamedTuple):
-    revision: str  # at the last check
-    since: float  # time of the check that found the first change
+    revision: str  # when the watcher last looked, whether or not it then saved a check
+    since: float  # when the watcher found the first change
 
 
 class WebhookWatcher:
@@ -612,7 +612,7 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, c
     """Create the webhook of a panel.
 
     With `check_mlflow`, the watcher's check for pending cells fails if MLflow is not running. Without it, the watcher
-    just calls `panel.mlflow.open`: for a panel with a given store, which needs no MLflow.
+    just calls `panel.mlflow.open`: for a panel with a tracking store passed in, which needs no MLflow.
     """
 
     def open_mlflow() -> TrackingStore:

@@ -17,8 +17,9 @@ from tipbench.compare.leaderboard import read_leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.errors import NotEnoughData
 from tipbench.plan.rubric import Rubric
+from tipbench.plan.toml_file import MAX_LINE
 from tipbench.record.store import Experiment, RunStore
-from tipbench.serve.catalogue import MAX_TIP, CatalogueFile, CatalogueTip
+from tipbench.serve.catalogue import CatalogueFile, CatalogueTip
 from tipbench.text import one_line
 
 CATEGORIES: Mapping[str, tuple[str, ...]] = {  # words of each category
@@ -101,7 +102,7 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
                 continue
             for tip in answer.tips:
                 text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
-                has_valid_length = 0 < len(text) <= MAX_TIP
+                has_valid_length = 0 < len(text) <= MAX_LINE
                 if not has_valid_length or not tip.scores or tip.overlong:
                     continue
                 composite = rubric.composite(tip.scores, format_ok=True, overlong=False)

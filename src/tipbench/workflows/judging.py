@@ -157,7 +157,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    accepts_drift = accept is not None  # allowed even after the judge has opened duels, which close their sheets
+    accepts_drift = accept is not None  # allowed even after a duel, which closes the judge's sheets to all else
     applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accepts_drift)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)

@@ -194,9 +194,9 @@ def fit_prior_from_log(home: Path, policy: str) -> FittedPrior:
 
 
 def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (), user: str) -> Promotion:
-    """Make the candidate active. Raises UsageError without a passed check against the active policy.
+    """Make the candidate active. Raises UsageError without a passed check of the present `versions`.
 
-    The check must be of the present versions (see `versions`) and within MAX_CHECK_AGE_S.
+    The check must be against the active policy, and not older than MAX_CHECK_AGE_S.
     """
     check_policy(candidate)
     with switches_of(home) as switches:

@@ -371,7 +371,7 @@ def _sheet_page(
 
 
 def changed_scales(changes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the scales, and "composite", of which a change has a new mean, even an equal one; none for duels."""
+    """Return the scales of the new scores, and "composite"; none for duels."""
     scales: dict[str, None] = {}  # an ordered set
     for change in changes:
         scales |= dict.fromkeys(change.get("given") or ())

@@ -249,9 +249,8 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     code = str(error["code"])
     identity: Identity | None = getattr(request.state, "identity", None)
     if identity is None and "authorization" not in request.headers:
-        # `admit_request` has not admitted the client: no route matched, the route needs no login, or the request was
-        # refused, for example without the CSRF token. The client may still have a session. As in `authenticate`, the
-        # cookie counts only without an Authorization header.
+        # No route matched, it needs no login, or `admit_request` refused the request: there may still be a session. As
+        # in `authenticate`, its cookie counts only without an Authorization header.
         identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
         request.state.identity = identity
     links = []

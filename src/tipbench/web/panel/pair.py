@@ -124,8 +124,7 @@ def _other_rows(view: PairView, pair: Pair) -> tuple[tuple[str, str], ...]:
     """Return the rows that the pair can be compared with, as options of a select field."""
     standings = (*view.board.standings, *view.board.references)
     rows = [row_text(standing.pair, view.board.by) for standing in standings if standing.pair != pair]
-    empty_label = "the leader or the next row"  # of the option without a row
-    return select_options(empty_label, rows)
+    return select_options(empty_label="the leader or the next row", values=rows)
 
 
 def _summary(view: PairView) -> list[tuple[str, str | None]]:

@@ -153,7 +153,7 @@ def _page(
         past=[token for token in newest_first if token.state != "active"],
         revoked=next((token for token in newest_first if token.id == revoked and token.state == "revoked"), None),
         own=admin.token_id,
-        has_operator_token=panel.options.admin_token is not None,
+        has_operator_token=panel.options.admin_token is not None,  # TIPBENCH_ADMIN_TOKEN
         once=secrets.token_urlsafe(16),  # id of the form, see SubmittedForms
         hook=hook.state(webhook),
         deliveries=[delivery.response() for delivery in deliveries],

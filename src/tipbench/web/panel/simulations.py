@@ -112,7 +112,7 @@ def live_curves(panel: PanelState, job_id: JobPath, theme: ThemeName = "light", 
         "config": {
             "world": simulating.world,
             "users": simulating.users,
-            "rounds": max(simulating.rounds),  # the curve's points, of which the last is the last round
+            "rounds": max(simulating.rounds),  # `rounds` are the x-values of the curves
             "seeds": simulating.total,
         },
         "seeds_done": simulating.done,

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.collecting import Collecting
+from support.ollama_client import resident
 from support.real_ollama import PsWatcher, RealOllama
 from support.requests import SUITE, ask
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
@@ -388,7 +388,7 @@ def test_real_weights_answer_within_the_scales_and_leave_the_memory(ollama: Real
         (outcome,) = judge.fill(sheet, lambda _text: None)
         evidence = judge.evidence()
     assert (watcher.max_resident, watcher.seen) == (1, {"beta:135m"})
-    assert httpx.get(f"{ollama.url}/api/ps").json()["models"] == []
+    assert resident(ollama.url) == []
     assert evidence is not None
     assert (evidence.most_resident, evidence.handovers) == (1, 1)
     assert isinstance(outcome, ItemScore), outcome

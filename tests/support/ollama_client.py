@@ -75,8 +75,14 @@ def post(url: str, path: str, **body: object) -> httpx.Response:
 
 
 def get(url: str, path: str) -> dict[str, object]:
+    """The JSON object at a path. Retries a 500: a real Ollama may return one from /api/ps while it unloads a model."""
     with plain_client() as client:
-        return dict(client.get(f"{url}{path}").json())
+        for _ in range(10):
+            response = client.get(f"{url}{path}")
+            if response.status_code != 500:
+                break
+            time.sleep(0.05)
+    return dict(response.json())
 
 
 def resident(url: str) -> list[str]:

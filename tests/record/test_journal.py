@@ -74,7 +74,7 @@ def test_stored_entries_are_removed_and_then_the_file(tmp_path: Path) -> None:
     journal.append([run("a"), run("b")])
     for _ in range(2):
         journal.mark_stored(taken(journal))
-    assert journal.outstanding() == 0
+    assert journal.n_unstored() == 0
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -172,7 +172,7 @@ def test_an_interrupted_append_leaves_nothing_and_the_next_one_succeeds(
         broken.setattr(journal_module, "_write_all", breaks_off(KeyboardInterrupt(), written))
         with pytest.raises(KeyboardInterrupt):
             journal.append([run("interrupted")])
-    assert journal.outstanding() == 0
+    assert journal.n_unstored() == 0
     assert journal.path.stat().st_size == 0
     journal.append([run("next")])
     assert journal.read(taken(journal)).name == "next"
@@ -213,8 +213,8 @@ def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: P
         journal.append([run("d")])
         queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
         assert queue in (["b", "d"], ["b", "c", "d"])
-        first_is_unstored = act == "append" or journal.outstanding() == 3
-        assert journal.outstanding() == len(queue) + first_is_unstored
+        first_is_unstored = act == "append" or journal.n_unstored() == 3
+        assert journal.n_unstored() == len(queue) + first_is_unstored
         journal.close()
         assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_is_unstored + queue
         if not interrupted:
@@ -297,7 +297,7 @@ def test_a_note_that_cannot_be_written_leaves_its_entry_to_the_next_drain(
         with pytest.raises(raised):
             journal.mark_stored(entry)
     assert journal.path.stat().st_size == size
-    assert (journal.outstanding(), journal.take(0)) == (1, None)
+    assert (journal.n_unstored(), journal.take(0)) == (1, None)
     journal.append([run("b")])
     journal.close()
     assert [found.name for found in taken_over(tmp_path)] == ["a", "b"]
@@ -434,7 +434,7 @@ def test_a_result_set_aside_is_kept_next_to_the_journal_and_not_drained_again(tm
     journal.append([run("a"), run("b")])
     lines = journal.path.read_bytes()
     paths = {journal.set_aside(taken(journal)) for _ in range(2)}
-    assert journal.outstanding() == 0
+    assert journal.n_unstored() == 0
     journal.close()
     assert paths == set(tmp_path.iterdir()) == {journal.path.with_name(f"{journal.path.name}.refused")}
     assert paths.pop().read_bytes() == lines
@@ -454,7 +454,7 @@ def test_a_result_that_cannot_be_set_aside_stays_in_the_journal(
         broken.setattr(journal_module, "_write_all", breaks_off(error))
         with pytest.raises(raised):
             journal.set_aside(entry)
-    assert (journal.outstanding(), rejected.read_bytes()) == (1, line)
+    assert (journal.n_unstored(), rejected.read_bytes()) == (1, line)
     journal.close()
 
 
@@ -569,7 +569,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert self.journal.outstanding() == len(self.there) == count_unstored([self.folder])
+        assert self.journal.n_unstored() == len(self.there) == count_unstored([self.folder])
         assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.there
 
     def teardown(self) -> None:

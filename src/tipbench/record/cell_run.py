@@ -86,7 +86,7 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
         "temperature": config.temperature,
         "seed": config.seed,  # of the collect; the tag cell_seed has the cell's, derived from it
         "repeat": cell.repeat,
-        "diversity": str(config.diversity).lower(),  # whether the prompt asks for it
+        "diversity": str(config.diversity).lower(),  # whether the prompt asks for diverse tips
         "suite": context.suite.name,
         "engine": facts.engine,
         "engine_version": facts.engine_version,

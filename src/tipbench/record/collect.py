@@ -83,8 +83,8 @@ class Collector:
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
         self._totals_by_pair = TotalsByPair()
-        # Counts of the current model's cells, not only the block's: cells recorded before count as done.
-        self._block_total = self._block_done = self._block_failed = 0
+        # Cells of the current model; those recorded before count as done.
+        self._model_total = self._model_done = self._model_failed = 0
         self._generated = 0
         self._failures: list[str] = []
         self._started = time.time()
@@ -134,10 +134,10 @@ class Collector:
         n_cells_by_model = {planned.model: planned.cells for planned in self._plan.models}
         for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
-            self._block_total = n_cells_by_model[model]
-            self._block_done = self._block_total - len(cells)
-            self._block_failed = 0
-            self._observer(BlockStarted(model, self._block_total, self._block_done))
+            self._model_total = n_cells_by_model[model]
+            self._model_done = self._model_total - len(cells)
+            self._model_failed = 0
+            self._observer(BlockStarted(model, self._model_total, self._model_done))
             self._pause.until_alive(engine)
             engine.prepare(facts)  # waits until no other model is in memory
             try:
@@ -179,13 +179,13 @@ class Collector:
         for generated, run in zip(generated_cells, runs, strict=True):
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
-            self._block_done += 1
+            self._model_done += 1
             self._totals_by_pair.add(run)
             failure = tokens = speed = None
             if isinstance(result, EngineFailure):
                 failure = f"{cell}: {result.kind}: {result.reason}"
                 self._failures.append(failure)
-                self._block_failed += 1
+                self._model_failed += 1
             else:
                 tokens, speed = result.output_tokens, result.tokens_per_s
             self._observer(
@@ -193,9 +193,9 @@ class Collector:
                     cell.model,
                     cell.prompt,
                     cell.scenario,
-                    done=self._block_done,
-                    total=self._block_total,
-                    failed=self._block_failed,
+                    done=self._model_done,
+                    total=self._model_total,
+                    failed=self._model_failed,
                     failure=failure,
                     output_tokens=tokens,
                     tokens_per_s=speed,
@@ -379,7 +379,7 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
                 lines = plural(journal.n_damaged_lines, "line")
                 text = f"{lines} of the journal {journal.path} cannot be read and will not be recorded"
                 observer(Message(f"{text}; the file is kept as {journal.damaged_path.name}.", warning=True))
-            if n_results := journal.outstanding():
+            if n_results := journal.n_unstored():
                 observer(Message(f"{plural(n_results, 'finished result')} of an earlier collect: recording"))
                 with Writers(store, experiment.experiment_id, journal, observer, draining=True) as writers:
                     writers.finish(max_unavailable_s=wait_s)

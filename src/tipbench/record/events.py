@@ -182,7 +182,7 @@ _EVENT_NAMES = {event_type: name for name, event_type in EVENT_TYPES.items()}
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as JSON values, with its name under `event`. Truncates strings and removes logins from URLs."""
+    """Return an event as JSON values, with its name under `event`. Truncates long values, removes logins from URLs."""
     return {"event": _EVENT_NAMES[type(event)], **{key: _json_value(value) for key, value in asdict(event).items()}}
 
 

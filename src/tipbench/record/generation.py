@@ -104,8 +104,8 @@ class Block:
                 while not self._results.empty():
                     batch.append(self._next_result())
                 remaining -= len(batch)
-                complete_batch, batch = batch, []  # if `save` raises, the batch must not be saved again
-                save(complete_batch)
+                to_save, batch = batch, []  # if `save` raises, the batch must not be saved again
+                save(to_save)
         except BaseException as exc:
             finished = batch + self._stop()
             if finished and not isinstance(exc, JournalError):  # after a JournalError, `save` would fail again

@@ -149,9 +149,9 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     return NewRun(**{**fields, "kind": RunKind(fields["kind"]), "supersedes": tuple(fields["supersedes"])})
 
 
-def journal_folder(home: Path, tracking: str, experiment: str) -> Path:
+def journal_folder(home: Path, server_identity: str, experiment: str) -> Path:
     """Return the folder for results of one experiment on one tracking server."""
-    name = hashlib.sha256(f"{tracking}\n{experiment}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{server_identity}\n{experiment}".encode()).hexdigest()[:16]
     return home / "journal" / name
 
 
@@ -262,7 +262,7 @@ class Journal:
         """The path to which `close` renames a journal with damaged lines."""
         return self.path.with_name(f"{self.path.name}.damaged")
 
-    def outstanding(self) -> int:
+    def n_unstored(self) -> int:
         """Return the number of results that MLflow has not stored yet."""
         with self._lock:
             return len(self._unstored)
@@ -364,23 +364,24 @@ def _create(folder: Path) -> tuple[Path, int]:
     while True:
         path = folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         try:
-            return path, _lock_file(path, os.O_CREAT | os.O_EXCL)
+            return path, _lock_file(path, create=True)
         except _LOCK_ERRORS:
             n_failed += 1
             if n_failed == _CREATE_ATTEMPTS:
                 raise
 
 
-def _lock_file(path: Path, flags: int = 0) -> int:
+def _lock_file(path: Path, *, create: bool = False) -> int:
     """Open and lock a file and return its descriptor; raises one of `_LOCK_ERRORS`."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    create_flags = os.O_CREAT | os.O_EXCL if create else 0
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | create_flags, 0o600)
     with ExitStack() as on_error:
         on_error.callback(os.close, fd)
         if not flock(fd):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         if os.fstat(fd).st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "removed before it could be locked", str(path))
-        if flags:  # a new file
+        if create:
             sync_folder(path.parent)
         on_error.pop_all()
     return fd

@@ -161,8 +161,7 @@ class MlflowStore:
         # With a limit, a further page may not be needed, so none is requested ahead.
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
         parsed = (self._parse(raw, wire.parse_run) for raw in pages)
-        # Filtered again: the server's filter cannot express every value. Of the statuses it excludes only RUNNING, and
-        # with `include_half_written` none.
+        # Filtered again: MLflow's filter cannot express every value, and excludes no status but RUNNING.
         matching = (
             (run, text_tags)
             for run, text_tags in parsed
@@ -258,20 +257,20 @@ class MlflowStore:
                     body["max_results"] //= 2
 
         content = fetch(None)
-        last_token = None
+        previous_token = None
         while True:
             next_content = None
             if read_ahead and (next_token := _next_token(content)):
                 next_content = _in_background(fetch, next_token)
             page = self._http.parse(content)
-            token = page.get("next_page_token")
+            next_token = page.get("next_page_token")
             yield from self._parse(page.pop(name, []), list)
-            if not token:
+            if not next_token:
                 return
-            if token == last_token:
+            if next_token == previous_token:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            content = next_content.result() if next_content else fetch(token)
-            last_token = token
+            content = next_content.result() if next_content else fetch(next_token)
+            previous_token = next_token
 
     def _parse(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
         """Return `parse(raw)`; raises MlflowError if the response does not have the expected form."""

@@ -16,7 +16,7 @@ from tipbench.record.mlflow_wire import Json
 
 MAX_BYTES = 64 * 1024 * 1024
 KEEPALIVE_S = 4.0  # MLflow's server closes an idle connection after 5 s: close it first
-MAX_TIMEOUTS = 4  # a whole response may take this many timeouts; httpx limits only the wait for each chunk
+RESPONSE_TIMEOUT_FACTOR = 4  # times the timeout, for a whole response; httpx limits only the wait for each chunk
 _UNAVAILABLE_CODES = frozenset({"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"})
 _NOT_IDEMPOTENT = frozenset({"runs/create", "experiments/create"})
 _RETRY_WAITS_S = (0.2, 1.0)
@@ -119,8 +119,7 @@ class MlflowHttp:
                 if status < 500:
                     return self._body_or_raise(status, body)
             time.sleep(wait_s)
-        status, body = self._send(request)
-        return self._body_or_raise(status, body)
+        return self._body_or_raise(*self._send(request))
 
     def _body_or_raise(self, status: int, body: bytearray) -> bytearray:
         if status != 200:
@@ -138,7 +137,7 @@ class MlflowHttp:
             return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
-        deadline = time.monotonic() + self._timeout_s * MAX_TIMEOUTS
+        deadline = time.monotonic() + self._timeout_s * RESPONSE_TIMEOUT_FACTOR
         try:
             response = self._client.send(request, stream=True)
             try:

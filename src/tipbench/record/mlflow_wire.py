@@ -112,7 +112,7 @@ class CurrentRun:
 
     run: StoredRun
     text_tags: Mapping[str, str]
-    latest_metrics: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # timestamp (ms) and step
+    metric_times: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # latest timestamp (ms) and its step
 
 
 def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
@@ -135,7 +135,7 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
     # Unchanged values are written too: a faster response would reveal that this judge agrees with an earlier one.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
-        latest_timestamp, step = current.latest_metrics.get(key, (-1, 0))
+        latest_timestamp, step = current.metric_times.get(key, (-1, 0))
         timestamp = max(change.at_ms, latest_timestamp + 1)
         metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
     if not metrics:
@@ -179,9 +179,9 @@ def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict
 
 
 def _chunks(
-    items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]], limit: int, max_bytes: int = BATCH_BYTES // 2
+    items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]], max_items: int, max_bytes: int = BATCH_BYTES // 2
 ) -> list[list[Json]]:
-    """Split keys and values into lists of at most `limit` items and about `max_bytes` of strings."""
+    """Split keys and values into lists of at most `max_items` items and about `max_bytes` of strings."""
     chunks: list[dict[str, str | float]] = []
     free_bytes = 0
     for key, value in items:
@@ -191,7 +191,7 @@ def _chunks(
             size = 6 * len(value)  # an upper bound; faster than encoding
         else:
             size = len(json.dumps(value, ensure_ascii=False).encode())
-        if not chunks or len(chunks[-1]) >= limit or size > free_bytes:
+        if not chunks or len(chunks[-1]) >= max_items or size > free_bytes:
             chunks.append({})
             free_bytes = max_bytes
         chunks[-1][key] = value  # the last value of a key replaces earlier ones of the same request
@@ -298,8 +298,8 @@ def parse_current_run(raw: Json) -> CurrentRun:
     """Parse a run of a response, with the timestamps of its metrics."""
     run, text_tags = parse_run(raw)
     metrics = _without_empty(raw.get("data", {}).get("metrics", ()))
-    latest_metrics = {item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0))) for item in metrics}
-    return CurrentRun(run, text_tags, latest_metrics)
+    metric_times = {item["key"]: (int(item.get("timestamp", 0)), int(item.get("step", 0))) for item in metrics}
+    return CurrentRun(run, text_tags, metric_times)
 
 
 def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:

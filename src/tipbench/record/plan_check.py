@@ -33,10 +33,10 @@ _MIN_S_PER_TOKEN = 0.005  # of any model, however small
 
 @dataclass(frozen=True)
 class Recorded:
-    """Recorded runs with the conditions of a grid, by cell key. Stale runs are included."""
+    """Recorded runs with the conditions of a grid, including stale ones."""
 
-    finished: Mapping[str, StoredRun] = field(default_factory=dict)
-    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # run ids, to be superseded
+    finished: Mapping[str, StoredRun] = field(default_factory=dict)  # by cell key
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by cell key: run ids, to be superseded
     journalled: frozenset[str] = frozenset()  # keys of finished cells in a local journal, not yet in MLflow
     duplicates: frozenset[str] = frozenset()  # ids of duplicate finished runs, to be superseded
 
@@ -142,7 +142,7 @@ def make_plan(
     recorded: Recorded,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan. `free_memory(model)` is of the machine that runs the model; unknown if that is not this one."""
+    """Build the plan. `free_memory` returns the free memory of the machine that runs a model, if that is this one."""
     identities = [
         ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
         for each in facts.values()

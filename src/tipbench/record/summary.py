@@ -67,7 +67,7 @@ class Summary:
     refused: Mapping[str, str]  # by model: the reason
     failures: tuple[str, ...] = ()  # one line per failed cell
 
-    def totals(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float]:
         """Return the numbers for `to_json` and for the metrics of `collection_run`."""
         return {name: getattr(self, name) for name in ("cells", "recorded_before", "generated", "failed", "seconds")}
 
@@ -89,7 +89,7 @@ class Summary:
         return {
             "experiment": self.experiment,
             "experiment_url": self.experiment_url,
-            **self.totals(),
+            **self.numbers(),
             "pairs": [
                 {
                     "model": model,
@@ -111,7 +111,7 @@ def collection_run(
     config: CollectConfig, summary: Summary, *, record_id: str, start_ms: int, end_ms: int, ended: str
 ) -> NewRun:
     """Build the run of kind=collection. `ended` is "complete", "with failures" or "interrupted"."""
-    metrics = summary.totals()
+    metrics = summary.numbers()
     tags = {"ended": ended, "tipbench.version": tipbench.__version__}
     values = config.model_dump()
     urls_without_login = {key: strip_login(values[key]) for key in URL_KEYS if values[key]}

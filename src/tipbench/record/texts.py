@@ -149,12 +149,12 @@ def _part_numbers(key: str, tags: Mapping[str, str]) -> range | None:
 
 def from_tags(text_tags: Mapping[str, str], wanted: Collection[str] | None = None) -> dict[str, str]:
     """Return the texts by key; with `wanted`, only those keys. Raises CorruptText if a text is damaged."""
-    by_text: dict[str, dict[str, str]] = {}
+    tags_by_key: dict[str, dict[str, str]] = {}
     for tag, value in text_tags.items():
         key = text_key(tag)
         if wanted is None or key in wanted:
-            by_text.setdefault(key, {})[tag] = value
-    texts = {key: _read_text(key, tags) for key, tags in sorted(by_text.items())}
+            tags_by_key.setdefault(key, {})[tag] = value
+    texts = {key: _read_text(key, tags) for key, tags in sorted(tags_by_key.items())}
     return {key: text for key, text in texts.items() if text is not None}
 
 

@@ -74,14 +74,14 @@ class Writers:
         Raises MlflowError if results were skipped, except when draining: a collect can continue without them.
         """
         started, last_reported = time.monotonic(), -1
-        while (left := self._journal.outstanding() - len(self._skipped)) > 0:  # skipped ones stay in the journal
+        while (left := self._journal.n_unstored() - len(self._skipped)) > 0:  # skipped ones stay in the journal
             self.raise_if_failed()
             if left != last_reported:
                 self._observer(Recording(left))
                 last_reported = left
             now = time.monotonic()
             since = self._unavailable_since  # read once: a thread may set it to None
-            # The time before `started` does not count.
+            # The time before this call does not count.
             if since is not None and now - max(since, started) > max_unavailable_s:
                 raise MlflowUnavailable(f"{self._unavailable_why} {self._journal_note()}")
             if max_total_s is not None and now - started > max_total_s:
@@ -96,7 +96,7 @@ class Writers:
             )
 
     def _journal_note(self) -> str:
-        left = self._journal.outstanding()
+        left = self._journal.n_unstored()
         return (
             f"{plural(left, 'result is', 'results are')} safe in the journal at {self._journal.path.parent}; "
             "once MLflow is available, run the same command again."
@@ -171,7 +171,8 @@ class Writers:
         else:
             raise exc
         if self._draining and exc.status == 400:
-            location = f", now in {self._journal.set_aside(entry)}"
+            refused_path = self._journal.set_aside(entry)
+            location = f", now in {refused_path}"
         else:
             location = ", which stays in the journal"
             self._skipped.append(f"{run.name}: {exc}")

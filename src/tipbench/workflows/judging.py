@@ -157,7 +157,7 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    accepts_drift = accept is not None  # allowed even after a duel, which closes the judge's sheets to all else
+    accepts_drift = accept is not None  # the only change of a sheet that is allowed after its judge opened duels
     applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accepts_drift)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
@@ -168,8 +168,8 @@ def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest)
 
     Raises NotEnoughData if there are none.
     """
-    cells, board = _read_cells_and_board(store, experiment)
-    selected = focus(cells, board.ranking) if board is not None else None
+    board_cells, board = _read_cells_and_board(store, experiment)
+    selected = focus(board_cells, board.ranking) if board is not None else None
     if selected is None:
         raise NotEnoughData(
             f"focus needs judged cells, a leader with {TIED} pairs, and unjudged cells of these. "
@@ -192,7 +192,7 @@ def duel_request(
 
     Raises NotEnoughData if no pairs are tied. The message names no pair, because judges read it.
     """
-    cells, board = _read_cells_and_board(store, experiment)
+    board_cells, board = _read_cells_and_board(store, experiment)
     if board is None or board.ranking.leader is None:
         raise NotEnoughData(
             f"{experiment.name[:200]} has no scores yet, or too few, so no pairs are {TIED}. "
@@ -205,10 +205,10 @@ def duel_request(
     pairs = {board.ranking.leader, *board.ranking.tied_ranked}
     runs = {
         cell.run.run_id: (cell.pair.model, cell.pair.prompt)
-        for cell in cells.cells
+        for cell in board_cells.cells
         if cell.pair in pairs and not cell.failed
     }
-    return DuelRequest(runs, cells.rubric, judge=judge, limit=limit, seed=seed, suite=suite)
+    return DuelRequest(runs, board_cells.rubric, judge=judge, limit=limit, seed=seed, suite=suite)
 
 
 def _read_cells_and_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:

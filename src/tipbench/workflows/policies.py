@@ -153,7 +153,7 @@ def _pooled_weights(database: Database, policy: str) -> list[Weight]:
         return []
     x = np.array([from_json(body)["x"] for body, _ in rows])  # features, one row per reward
     rewards = np.array([reward for _, reward in rows])
-    ridge = POLICIES[policy].ridge()  # its `v` adds λI to A
+    ridge = POLICIES[policy].ridge()  # adds λI to A itself
     ridge.restore(a=x.T @ x, b=x.T @ rewards, n=len(rows), reward_sum=float(rewards.sum()))
     return _weights(policy, ridge)
 

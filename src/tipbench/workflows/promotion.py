@@ -45,7 +45,7 @@ MAX_CHECK_AGE_S = 7 * 86_400.0
 
 @contextmanager
 def switches_of(home: Path) -> Iterator[Switches]:
-    """Open the switches of the policy server's store. The server may be running."""
+    """Open the stored active policy, enabled shadows, checks and promotions. The policy server may be running."""
     with closing(open_database(home)) as database:
         yield Switches(database)
 

@@ -68,18 +68,18 @@ def test_the_newest_conditions_count_and_the_rest_is_counted() -> None:
     new = run(A, conditions="c9", at=2)
     board = chosen([*old, new])
     assert list(composites(board)) == [new.run_id]
-    assert (board.conditions, board.n_other_conditions, board.other_ids) == ("c9", 2, ("c0",))
+    assert (board.conditions, board.n_other_conditions, board.other_conditions) == ("c9", 2, ("c0",))
 
 
 def test_other_conditions_are_named_newest_first() -> None:
     board = chosen([run(A, conditions=f"c{at}", at=at) for at in (2, 4, 1, 3)])
-    assert (board.conditions, board.other_ids) == ("c4", ("c3", "c2", "c1"))
+    assert (board.conditions, board.other_conditions) == ("c4", ("c3", "c2", "c1"))
 
 
 def test_selected_conditions_are_not_excluded() -> None:
     """As `--where conditions=c0` reads them: nothing newer is there to be chosen."""
     board = chosen([run(A, conditions="c0", at=1)], where={"conditions": "c0"})
-    assert (board.conditions, board.n_other_conditions, board.other_ids) == ("c0", 0, ())
+    assert (board.conditions, board.n_other_conditions, board.other_conditions) == ("c0", 0, ())
 
 
 def test_a_model_that_was_pulled_again_counts_with_its_newest_build() -> None:

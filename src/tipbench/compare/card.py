@@ -67,8 +67,8 @@ def _state(board: Leaderboard) -> CardState:
     if not _has_cells(board):
         return CardState.UNRANKED
     if not board.judges:
-        is_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
-        return CardState.UNJUDGED if is_usable else CardState.UNUSABLE
+        any_usable = any(standing.usable is not None and standing.usable.rate > 0 for standing in board.standings)
+        return CardState.UNJUDGED if any_usable else CardState.UNUSABLE
     if ranking.leader is None:
         return CardState.UNRANKED
     if board.provisional:

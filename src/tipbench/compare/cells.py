@@ -96,20 +96,15 @@ class BoardCell:
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
-    def measured(self) -> Mapping[str, float]:
-        """Metrics of the run, with the recomputed flags if there are any.
+    def metrics(self) -> Mapping[str, float]:
+        """`values`; if no scores count, the metrics of the run, with the recomputed flags if there are any.
 
-        May contain scores of judges that do not count. Use only those that need no scores: diversity, speed and flags.
+        The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
         """
-        if self.recomputed_flags is None:
-            return self.run.metrics
+        if self.values or self.recomputed_flags is None:
+            return self.values or self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
         return {**without_flags, **self.recomputed_flags}
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """All metrics with the scores that count; if none count, see `measured`."""
-        return self.values or self.measured
 
     @property
     def floored(self) -> bool:
@@ -166,7 +161,7 @@ class BoardCells:
     stale: Mapping[Pair, int]  # number of excluded stale runs of each pair
     n_other_conditions: int  # excluded runs under other conditions
     conditions: str  # id of the board's conditions
-    other_ids: tuple[str, ...] = ()  # ids of the other conditions, newest first
+    other_conditions: tuple[str, ...] = ()  # ids of the other conditions, newest first
     cell_filter: CellFilter = field(default_factory=CellFilter)
     rubric_content: Rubric | None = None  # None if nothing is scored or the rubric is not found
     coverage: Coverage | None = None
@@ -289,7 +284,7 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         ),
         n_other_conditions=len(other_runs),
         conditions=conditions,
-        other_ids=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
+        other_conditions=tuple(dict.fromkeys(run.tags.get("conditions", "") for run in other_runs)),
         cell_filter=cell_filter,
         coverage=coverage,
         # A reference recorded with several prompts is one pair: not excluded if some of its runs are on the board.
@@ -424,13 +419,13 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
     if leader is None or not ranking.tied:
         return None
     contenders = (leader, *ranking.tied)
-    value_of_pair: dict[Pair, float] = {}
+    value_of_row: dict[Pair, float] = {}
     for row in ranking.rows:
         diff = row.to_leader
         if diff is None or diff.sd is None or diff.p is None:
-            value_of_pair[row.pair] = 1.0  # high, because the difference is unknown
+            value_of_row[row.pair] = 1.0  # high, because the difference is unknown
         else:
-            value_of_pair[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
+            value_of_row[row.pair] = diff.p * diff.sd**2 / (diff.n * (diff.n + 1))
     scored: dict[str, set[Pair]] = defaultdict(set)
     waiting: dict[str, list[BoardCell]] = defaultdict(list)
     for cell in cells.cells:
@@ -443,9 +438,9 @@ def focus(cells: BoardCells, ranking: Ranking) -> Focus | None:
         before = scored[scenario]
         after = before | {cell.pair for cell in waiting_cells}
         if leader in after:
-            already_paired = before if leader in before else set()
+            already_paired = before if leader in before else set()  # with the leader
             newly_paired = [pair for pair in ranking.tied if pair in after and pair not in already_paired]
-            value_of_scenario[scenario] = sum(value_of_pair[pair] for pair in newly_paired)
+            value_of_scenario[scenario] = sum(value_of_row[pair] for pair in newly_paired)
     useful = [scenario for scenario, value in value_of_scenario.items() if value > 0]
     useful.sort(key=lambda scenario: (-value_of_scenario[scenario], scenario))
     run_ids = frozenset(cell.run.run_id for scenario in useful for cell in waiting[scenario])

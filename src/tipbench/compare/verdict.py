@@ -217,7 +217,7 @@ def board_notes(
         yield f"{capitalized(filters)}."
     if cells.n_other_conditions:
         excluded = excluded_text(cells.n_other_conditions, "under other conditions")
-        options = " or ".join(f"--where conditions={each}" for each in cells.other_ids[:_MAX_NAMES])
+        options = " or ".join(f"--where conditions={each}" for each in cells.other_conditions[:_MAX_NAMES])
         yield f"{excluded}; {options or '--where'} to show them."
     if n_stale := sum(cells.stale.values()):
         yield f"{excluded_text(n_stale, 'of older model builds, prompts or scenarios')} (flag: stale)."

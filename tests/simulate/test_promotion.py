@@ -123,7 +123,7 @@ def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
 def test_judged_quality_that_predicts_completion_is_found(served: Path) -> None:
     replayed = replay_log(served, "egreedy/v3")
     for at, one in enumerate(replayed):
-        one.candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
+        one.chosen_candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
         one.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
     found = judge_validity(replayed, {"tone": {f"tip-{at}": float(-at) for at in range(40)}})
     assert {one.scale: np.sign(one.correlation or 0) for one in found} == {"composite": 1, "tone": -1}

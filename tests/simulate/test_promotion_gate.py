@@ -78,8 +78,8 @@ def test_the_clauses_on_personas_and_worlds_fail_alone(
 ) -> None:
     clauses = (
         Clause("a", True, 0.1, 0.01, ""),
-        gate._all_above("b", {str(at): estimate(low + 0.05, low) for at, low in enumerate(persona)}),
-        gate._all_above("c", {str(at): estimate(low + 0.05, low) for at, low in enumerate(worlds)}),
+        gate._lower_bounds_clause("b", {str(at): estimate(low + 0.05, low) for at, low in enumerate(persona)}),
+        gate._lower_bounds_clause("c", {str(at): estimate(low + 0.05, low) for at, low in enumerate(worlds)}),
     )
     assert [clause.passed for clause in clauses] == expected
     assert verdict(*clauses).exit_code == (0 if all(expected) else 1)

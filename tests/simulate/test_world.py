@@ -43,7 +43,7 @@ def test_more_users_and_rounds_do_not_change_existing_ones(name: WorldName) -> N
         one, other = small.round(number), large.round(number)
         assert np.array_equal(one.composite, other.composite[:, :20])
         assert np.array_equal(one.action_uniform, other.action_uniform[:, :20])
-        assert np.allclose(one.mean, other.mean[:, :20], atol=1e-15)
+        assert np.allclose(one.mean_reward, other.mean_reward[:, :20], atol=1e-15)
     assert np.array_equal(small.profile, large.profile[:, :20])
 
 
@@ -53,7 +53,7 @@ def test_the_true_mean_is_the_mean_of_the_rewards() -> None:
     pairs = []
     for number in range(world.n_rounds):
         offered = world.round(number)
-        pairs.append((world.outcome(offered, chosen).reward - offered.mean[0]).mean())
+        pairs.append((world.outcome(offered, chosen).reward - offered.mean_reward[0]).mean())
     assert np.mean(pairs) == pytest.approx(0, abs=4 * np.std(pairs) / np.sqrt(len(pairs)))
 
 
@@ -71,15 +71,15 @@ def test_rewards_are_those_of_the_server() -> None:
 def test_nothing_matters_in_the_null_world_and_luck_still_varies() -> None:
     world = World("null", 1, 50, 4)
     offered = world.round(0)
-    assert np.ptp(offered.mean) == 0
+    assert np.ptp(offered.mean_reward) == 0
     rewards = [world.outcome(offered, np.full(50, at)).reward for at in range(world.n_candidates)]
     assert all(not np.array_equal(rewards[0], other) for other in rewards[1:])
 
 
 def test_drift_changes_tastes_half_way() -> None:
     before, after = (World(name, 2, 200, 10) for name in ("standard", "drift"))
-    assert np.array_equal(before.round(4).mean, after.round(4).mean)
-    assert not np.allclose(before.round(5).mean, after.round(5).mean)
+    assert np.array_equal(before.round(4).mean_reward, after.round(4).mean_reward)
+    assert not np.allclose(before.round(5).mean_reward, after.round(5).mean_reward)
 
 
 def test_a_lossy_world_loses_its_share_of_rewards() -> None:

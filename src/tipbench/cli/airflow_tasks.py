@@ -315,8 +315,8 @@ def choose_servers(config: CollectConfig, task_urls: TaskUrls, *, url_in_conf: b
     return chosen or listed
 
 
-def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the task of each model, chosen from `tasks[model]` so that the tasks have similar total sizes.
+def assign_models(sizes: Mapping[str, float], possible_tasks: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the task of each model, chosen from its possible tasks so that the tasks have similar total sizes.
 
     A model counts with its full size even if its cells are recorded, so that a continued run keeps each model on its
     host.
@@ -324,7 +324,7 @@ def assign_models(sizes: Mapping[str, float], tasks: Mapping[str, Sequence[str]]
     totals: dict[str, float] = {}
     assigned: dict[str, str] = {}
     for model in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        task = min(tasks[model], key=lambda possible_task: totals.get(possible_task, 0.0))
+        task = min(possible_tasks[model], key=lambda name: totals.get(name, 0.0))
         totals[task] = totals.get(task, 0.0) + sizes[model]
         assigned[model] = task
     return assigned

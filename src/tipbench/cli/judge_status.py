@@ -186,13 +186,13 @@ def _bias_chart(scale: dict[str, Any]) -> str:
     chart = ["·"] * _CHART_CHARS
     chart[_CHART_CHARS // 2] = "|"
     if scale["interval"] is not None:
-        low, high = (_column(bound) for bound in scale["interval"])
+        low, high = (_chart_position(bound) for bound in scale["interval"])
         chart[low : high + 1] = ["─"] * (high + 1 - low)
-    chart[_column(scale["bias"])] = "●"
+    chart[_chart_position(scale["bias"])] = "●"
     return f"{''.join(chart)}  {number(scale['bias'], '+.2f')}" + ("  too far off" if scale["beyond"] else "")
 
 
-def _column(bias: float) -> int:
+def _chart_position(bias: float) -> int:
     """Return the column of a bias in the chart. A bias outside the chart is shown at its end."""
     clipped = min(max(bias, -_CHART_LIMIT), _CHART_LIMIT)
     return round((clipped + _CHART_LIMIT) / (2 * _CHART_LIMIT) * (_CHART_CHARS - 1))

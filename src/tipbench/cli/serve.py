@@ -56,7 +56,7 @@ def serve(
 
       tipbench serve --active egreedy/v3 --unchecked "first start, no users yet"
     """
-    check_installed("The server", ("fastapi", "msgspec", "uvicorn"), "serve")
+    check_installed("The server", ("fastapi", "msgspec", "uvicorn"), extra="serve")
     from tipbench.serve.catalogue import load_catalogue
     from tipbench.serve.policy import check_policy
     from tipbench.serve.prior import load_prior

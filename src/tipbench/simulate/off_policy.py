@@ -58,13 +58,13 @@ class LoggedDecisions:
 
 
 def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
-    """Return the (weighted) mean of `values` with an interval over users. Raises NotEnoughData without values."""
+    """Return the (weighted) mean with an interval over users. Raises NotEnoughData without values or weight."""
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
     weights = np.ones_like(values) if weights is None else weights
     total = float(weights.sum())
     if total <= 0:
-        raise NotEnoughData("Every logged choice has probability 0 under the target policy: the log cannot value it.")
+        raise NotEnoughData("Every logged choice has probability 0 under the target policy, so it cannot be evaluated.")
     mean = float((weights * values).sum() / total)
     _, cluster = np.unique(user, return_inverse=True)
     n_users = int(cluster.max()) + 1
@@ -73,7 +73,7 @@ def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) ->
     influence = np.bincount(cluster, weights * (values - mean)) / total  # of each user on the mean
     se = sqrt(n_users / (n_users - 1) * float((influence**2).sum()))
     half_width = t_quantile(0.975, n_users - 1) * se
-    # `sd` is such that Estimate.se, which is sd / √n, is `se`.
+    # Estimate computes its standard error as sd / √n.
     return Estimate(mean, ci_low=mean - half_width, ci_high=mean + half_width, sd=se * sqrt(n_users), n=n_users)
 
 
@@ -129,12 +129,12 @@ class ReplayedDecision:
 
     user: int  # index of the user
     policy: str  # the policy that made the decision
-    chosen: int  # index of the candidate
+    chosen: int  # index of the chosen candidate
     logged_probability: float  # of the chosen candidate
     target_probabilities: list[float]  # of all candidates
     features: Floats  # a matrix: candidates × features
     hour: float  # of the day
-    candidate: Mapping[str, Any]  # the chosen candidate
+    chosen_candidate: Mapping[str, Any]
     reward: float = nan  # until the reward is read
     action: str | None = None
 
@@ -148,7 +148,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
     users: dict[str, int] = {}  # index of each user
     ridges: dict[str, Ridge] = {}  # by user
     tallies: dict[str, Tallies] = {}  # by user
-    waiting: dict[tuple[str, str], ReplayedDecision] = {}  # for a reward; by user and event
+    unrewarded: dict[tuple[str, str], ReplayedDecision] = {}  # by user and event
     rewarded: list[ReplayedDecision] = []
     for entry in entries:
         user = entry.user
@@ -156,20 +156,20 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
         if entry.kind == "reset":
             ridges.pop(user, None)
             tallies.pop(user, None)
-            waiting = {(owner, event): decision for (owner, event), decision in waiting.items() if owner != user}
-        elif entry.kind == "score":
+            unrewarded = {(owner, event): each for (owner, event), each in unrewarded.items() if owner != user}
+        elif entry.kind == "score":  # a decision
             body, candidates = entry.body, entry.body["request"]["candidates"]
             probabilities = body.get("probabilities")
             if not probabilities or len(probabilities) != len(candidates) or not all(0 < p <= 1 for p in probabilities):
                 raise UsageError(
-                    f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be valued from "
-                    "it. Use decisions that `tipbench serve` logged."
+                    f"Entry {entry.seq} of the event log has no probabilities, so no other policy can be evaluated "
+                    "from it. Use decisions that `tipbench serve` logged."
                 )
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
             moment = local_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(user, Tallies()))
             ridge = ridges.setdefault(user, target.ridge(prior))
-            waiting[key] = ReplayedDecision(
+            unrewarded[key] = ReplayedDecision(
                 user=users.setdefault(user, len(users)),
                 policy=entry.policy or "",
                 chosen=chosen,
@@ -177,14 +177,14 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
                 target_probabilities=target.probabilities(target.scores(features, ridge)),
                 features=features,
                 hour=hour_of(moment),
-                candidate=candidates[chosen],
+                chosen_candidate=candidates[chosen],
             )
-        elif entry.kind == "reward" and key in waiting:
-            decision = waiting.pop(key)
+        elif entry.kind == "reward" and key in unrewarded:
+            decision = unrewarded.pop(key)
             decision.reward = float(entry.reward or 0.0)
             decision.action = entry.body.get("action")
             ridges[user].update(decision.features[decision.chosen], decision.reward)
-            category = decision.candidate.get("category")
+            category = decision.chosen_candidate.get("category")
             tallies[user].add(category, decision.action, entry.body.get("dwell_ms"), decision.hour)
             rewarded.append(decision)
     return rewarded
@@ -261,12 +261,12 @@ def judge_validity(replayed: Iterable[ReplayedDecision], scales: Mapping[str, Ma
     completed: dict[str, list[bool]] = {}  # by tip id: whether the tip was completed, each time it was served
     judged: dict[str, dict[str, float]] = {"composite": {}, **{scale: dict(scores) for scale, scores in scales.items()}}
     for decision in replayed:
-        if decision.action is None:
+        if decision.action is None:  # the reward was sent without an action
             continue
-        tip = str(decision.candidate["tip_id"])
+        tip = str(decision.chosen_candidate["tip_id"])
         completed.setdefault(tip, []).append(decision.action == "completed")
-        if decision.candidate.get("composite") is not None:
-            judged["composite"].setdefault(tip, float(decision.candidate["composite"]))
+        if decision.chosen_candidate.get("composite") is not None:
+            judged["composite"].setdefault(tip, float(decision.chosen_candidate["composite"]))
     validities = []
     for scale, scores in judged.items():
         tips = sorted(set(scores) & set(completed))

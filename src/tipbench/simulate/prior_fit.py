@@ -28,7 +28,7 @@ class PriorGain(NamedTuple):
     """The gain of a prior in one simulated world, in reward per decision."""
 
     over_none: Estimate | None  # over starting without a prior
-    over_own: Estimate | None  # over a prior fitted in this world, usually negative; None if that is the same prior
+    over_world_prior: Estimate | None  # over one fitted in this world, usually negative; None if it is the same one
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class FittedPrior:
             "users": self.n_users,
             "explained": estimate_json(self.explained),
             "worlds": [
-                {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_own)}
+                {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_world_prior)}
                 for world, gain in self.gains.items()
             ],
             "source": dict(self.prior.source),
@@ -64,19 +64,19 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
     prior = _make_prior(policy, statistics, source)
     gains = {}
     for evaluated_world in dict.fromkeys((world, *EVALUATION_WORLDS)):
-        own_prior = prior
+        world_prior = prior
         if evaluated_world is not world:
-            own_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
-            own_prior = _make_prior(policy, own_statistics, source)  # not saved, so its source does not matter
-        arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
-        held_out_users = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
-        without, with_prior, with_own = rollout(held_out_users, arms)
+            world_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
+            world_prior = _make_prior(policy, world_statistics, source)  # not saved, so its source does not matter
+        arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, world_prior)]
+        held_out_world = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
+        without, with_prior, with_world_prior = rollout(held_out_world, arms)
         over_none = mean_estimate((with_prior.reward - without.reward) / rounds)
-        over_own = None
-        if own_prior is not prior:
-            over_own = mean_estimate((with_prior.reward - with_own.reward) / rounds)
-        gains[evaluated_world.value] = PriorGain(over_none, over_own)
-    return FittedPrior(prior, users, _explained_error(statistics), gains)
+        over_world_prior = None
+        if world_prior is not prior:
+            over_world_prior = mean_estimate((with_prior.reward - with_world_prior.reward) / rounds)
+        gains[evaluated_world.value] = PriorGain(over_none, over_world_prior)
+    return FittedPrior(prior, users, _error_reduction(statistics), gains)
 
 
 def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPrior:
@@ -99,7 +99,7 @@ def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPri
     n_rewards = np.array([len(decisions) for decisions in by_user.values()])
     statistics = RidgeStatistics(gram, moment, n_rewards)
     prior = _make_prior(policy, statistics, {"from": "log", "users": len(by_user), "rewards": int(n_rewards.sum())})
-    return FittedPrior(prior, len(by_user), _explained_error(statistics), gains={})
+    return FittedPrior(prior, len(by_user), _error_reduction(statistics), gains={})
 
 
 def _simulate_statistics(policy: str, world: World) -> RidgeStatistics:
@@ -113,7 +113,7 @@ def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, o
     return Prior(policy, features.version, features.names, tuple(statistics.pooled_theta().tolist()), source)
 
 
-def _explained_error(statistics: RidgeStatistics) -> Estimate | None:
+def _error_reduction(statistics: RidgeStatistics) -> Estimate | None:
     """Estimate by cross-fitting how much a prior reduces the squared error per reward, compared with predicting 0."""
     fold = np.arange(len(statistics.moment)) % FOLDS
     reduction = np.zeros(len(fold))

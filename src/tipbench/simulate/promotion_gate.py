@@ -52,7 +52,7 @@ FULL, QUICK = Size(), Size(seeds=2, users=200, rounds=100)
 
 @dataclass(frozen=True)
 class Clause:
-    """One condition of the gate; `passed` is None if d or e lacks data."""
+    """One condition of the gate; `passed` is None without enough data (d and e only)."""
 
     name: str  # its letter and title
     passed: bool | None
@@ -73,7 +73,7 @@ class Verdict:
     at: str
     versions: Mapping[str, str | None]
     quick: bool = False
-    validity: tuple[Mapping[str, Any], ...] = ()  # how judged scores predict completion; not a clause
+    validity: tuple[Mapping[str, Any], ...] = ()  # how well judged scores predict completion; not a clause
 
     @property
     def passed(self) -> bool | None:
@@ -160,7 +160,7 @@ def simulation_clauses(
     return (
         win_clause(standard, candidate),
         persona_clause(standard, candidate),
-        _all_above("c robust", {other.config.world: other.gain(candidate) for other in others}),
+        _lower_bounds_clause("c robust", {other.config.world: other.gain(candidate) for other in others}),
     )
 
 
@@ -179,8 +179,8 @@ def win_clause(standard: Simulation, candidate: str) -> Clause:
 
 def persona_clause(standard: Simulation, candidate: str) -> Clause:
     """Return clause b from the simulation of the standard world."""
-    personas = enumerate(load_personas().names)
-    return _all_above("b no persona loses", {name: standard.gain(candidate, persona=index) for index, name in personas})
+    gains = {name: standard.gain(candidate, persona=index) for index, name in enumerate(load_personas().names)}
+    return _lower_bounds_clause("b no persona loses", gains)
 
 
 def _format_estimate(estimate: Estimate | None) -> str:
@@ -191,7 +191,7 @@ def _format_estimate(estimate: Estimate | None) -> str:
     return f"{number(estimate.mean, '+.4f')} ({number(estimate.ci_low, '+.4f')} to {number(estimate.ci_high, '+.4f')})"
 
 
-def _all_above(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
+def _lower_bounds_clause(name: str, gains: Mapping[str, Estimate | None]) -> Clause:
     lower_bounds = [_lower_bound(estimate) for estimate in gains.values()]
     known = [bound for bound in lower_bounds if bound is not None]
     worst = min(known, default=None)
@@ -245,7 +245,7 @@ class ShadowRecord:
     expected: int  # decisions served while the shadow was on
     signals: int  # of these, decisions with a logged shadow call
     errors: int
-    same_schema: bool  # the baseline's newest logged decision, if any, is of its current version, features included
+    same_schema: bool  # the baseline's newest logged decision, if any, was made by its current version
 
 
 def operations_clause(record: ShadowRecord, shadow: str) -> Clause:

@@ -133,7 +133,7 @@ class Round:
     composite: Floats
     slot_hour: Ints
     effort_min: Ints
-    mean: Floats  # true mean reward
+    mean_reward: Floats  # the true one
     action_cdf: tuple[Floats, ...]  # cumulative probabilities of ACTIONS without the last; empty in the linear world
     log_dwell: Floats  # logarithm of the median dwell in seconds; empty in the linear world
     action_uniform: Floats  # uniform random numbers that decide the action
@@ -172,7 +172,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((n_users, n_tastes)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
-        # Tastes need these numbers only in the world `drift`, so they can give the coefficients of the linear world.
+        # The linear world has no drift, so it can use the same numbers for its coefficients.
         self._linear_coefficients = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_hour_cos_sin = _cos_sin(self._per_user("preferred_hour"))
@@ -288,7 +288,7 @@ class World:
             composite=low + composite_step / _STEPS_PER_POINT,
             slot_hour=np.array(candidate["slot_hours"]).take(slot_index),
             effort_min=np.array(candidate["efforts_min"]).take(effort_index),
-            mean=mean,
+            mean_reward=mean,
             action_cdf=action_cdf,
             log_dwell=log_dwell,
             action_uniform=action_uniform,
@@ -328,8 +328,8 @@ class World:
     def outcome(self, round_: Round, chosen: Ints) -> Outcome:
         """Return the response of each user to the chosen candidate."""
         chosen_index = self.flat_index(chosen)
-        mean, uniform = round_.mean.take(chosen_index), round_.action_uniform.take(chosen_index)
-        regret = round_.mean.max(axis=0) - mean
+        mean, uniform = round_.mean_reward.take(chosen_index), round_.action_uniform.take(chosen_index)
+        regret = round_.mean_reward.max(axis=0) - mean
         if not round_.action_cdf:  # the linear world
             reward = mean + _LINEAR_NOISE * (uniform - 0.5)
             return Outcome(action=None, dwell_ms=np.full(len(self), np.nan), reward=reward, regret=regret)

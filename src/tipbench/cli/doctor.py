@@ -204,7 +204,8 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
         else:
             advice = "Install tipbench with the extra [local], or set MLFLOW_TRACKING_URI to a server."
             yield Finding("mlflow", "failed", "no server, and no local one can be started", advice)
-    all_journals = journal_folder(settings.home, server_identity="", experiment="").parent  # of all experiments
+    # The parent has the journals of all servers and experiments.
+    all_journals = journal_folder(settings.home, server_identity="", experiment="").parent
     if n_unstored := count_unstored(all_journals.glob("*")):
         advice = "The next collect into the same experiment records them."
         yield Finding("journal", "warning", f"{plural(n_unstored, 'finished result')} not yet in MLflow", advice)

@@ -101,8 +101,10 @@ class BoardCell:
 
         The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
         """
-        if self.values or self.recomputed_flags is None:
-            return self.values or self.run.metrics
+        if self.values:
+            return self.values
+        if self.recomputed_flags is None:
+            return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
         return {**without_flags, **self.recomputed_flags}
 

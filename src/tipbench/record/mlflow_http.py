@@ -119,7 +119,8 @@ class MlflowHttp:
                 if status < 500:
                     return self._body_or_raise(status, body)
             time.sleep(wait_s)
-        return self._body_or_raise(*self._send(request))
+        status, body = self._send(request)
+        return self._body_or_raise(status, body)
 
     def _body_or_raise(self, status: int, body: bytearray) -> bytearray:
         if status != 200:

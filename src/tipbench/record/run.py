@@ -60,7 +60,7 @@ class NewRun:
     start_ms: int
     end_ms: int
     ok: bool = True  # False: the status in MLflow is FAILED, not FINISHED
-    cell_key: str | None = None  # only for cells; all attempts at the same cell have the same key
+    cell_key: str | None = None  # only for cells; at most one finished run per key is stored, unless superseded
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -25,8 +25,8 @@ class BoardQuery:
     judge: str | None = None
     provisional: bool = False
     baseline: Pair | None = None
-    by: Side | None = None  # ranks models or prompts instead of pairs
-    cluster: Literal["persona"] | None = None  # averages the scenarios of each persona
+    by: Side | None = None
+    cluster: Literal["persona"] | None = None
     exclude: tuple[str, ...] = ()  # MODEL, MODEL/PROMPT or */PROMPT
 
     @property

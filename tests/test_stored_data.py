@@ -109,7 +109,7 @@ MEASURED = {
 
 
 def test_board_has_the_same_measurements_and_the_same_leader(unchanged: LoadedDump) -> None:
-    """What is inferred from them has changed since: CHANGELOG, "Leaderboard: gaps, looks, references"."""
+    """What is inferred from them has changed since: CHANGELOG, "For users of an earlier commit"."""
     board = json.loads(run("compare", unchanged.name, "--format", "json"))
     inferred = ("experiment", "verdict", "standings", "attribution", "attribution_details", "duels", "notes")
     same_as_stored(board, "leaderboard", *inferred)

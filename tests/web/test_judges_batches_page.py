@@ -191,6 +191,17 @@ def test_a_sheet_held_by_file_is_accepted_and_cannot_be_returned(served: Served)
     assert kept(served, sheet).accepted == "agreed"
 
 
+def test_scores_held_by_file_after_their_batch_was_applied_are_accepted(judge_client: JudgeClient) -> None:
+    served = judge_client.served
+    sheet = str(judge_client.judged()["batch"]["sheet"])
+    assert driver_of(served).apply(fill(kept(served, sheet), always(5))).held
+    assert f'id="held-{sheet}"' in page_of(served)
+    for _ in range(2):  # as by a double click
+        assert send(served, "accept", sheet=sheet, reason="agreed").status_code == 303
+    assert kept(served, sheet).accepted == "agreed"
+    assert f'id="held-{sheet}"' not in page_of(served)
+
+
 def test_a_batch_of_another_experiment_is_not_decided_on_here(judge_client: JudgeClient) -> None:
     sheet = held_batch(judge_client)
     judge_client.served.store.ensure_experiment("tip-bench-other")

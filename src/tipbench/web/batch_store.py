@@ -173,11 +173,11 @@ class BatchStore:
             return _select_batch(db, sheet)
 
     def accept(self, sheet: str, reason: str | None, outcome: Mapping[str, Any]) -> Batch:
-        """Mark a batch as applied if it is held."""
+        """Mark a closed batch as applied, with the reason for accepting its drift."""
         with self._database.transaction() as db:
             db.execute(
                 "UPDATE batches SET status = 'applied', accepted = ?, outcome = ?, updated = ?"
-                " WHERE sheet = ? AND status = 'held'",
+                " WHERE sheet = ? AND status <> 'open'",
                 (reason, json.dumps(outcome), self._clock(), sheet),
             )
             return _select_batch(db, sheet)

@@ -243,13 +243,18 @@ class BatchService:
         return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
-        """Accept the drift of a held batch and save the reason. Raises Conflict if the batch is not held."""
+        """Accept the drift of a held batch, or of scores from a file that were held after the batch was applied.
+
+        The reason is saved. Raises Conflict if nothing is held.
+        """
         with convert_option_errors("body"):
             why = parse_drift_reason(reason, key="reason")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
         already_accepted = batch.status == Status.APPLIED and batch.accepted == why
         if not already_accepted:
-            self._check_held(batch)
+            is_held_by_file = batch.status is Status.APPLIED and self._try_recorded_status(batch).status is Status.HELD
+            if not is_held_by_file:
+                self._check_held(batch)
             with self._locked_mlflow() as store:
                 result = accept_drift(store, batch.experiment, sheet, why, admin)
             changed = {name: result[name] for name in ("status", "applied", "held")}

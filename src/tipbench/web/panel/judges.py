@@ -111,17 +111,15 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
     """Return the held sheets that wait for an admin's decision, oldest first.
 
-    A held sheet is left out if it has a batch that is not held, because only a held batch can be accepted or returned.
-    Such a batch is being revised, or it was applied and a file with revised scores was held later. A batch judged in
-    the browser can be returned to its judge; a sheet judged in a file cannot.
+    A sheet whose batch is open is left out, because its judge is revising it. Scores entered in the browser can be
+    returned to their judge; scores from a file cannot, even if the sheet also has a batch.
     """
     status_by_batch = {batch.sheet: batch.status for batch in batches}
     views = []
     for sheet in judging.history:
-        batch_status = status_by_batch.get(sheet.sheet)  # None for a sheet judged in a file
-        batch_allows_decision = batch_status in ("held", None)
-        if sheet.status == "held" and batch_allows_decision and not sheet.provisional:
-            views.append({"sheet": sheet, "why": drift_summary(sheet.drift), "in_browser": batch_status is not None})
+        batch_status = status_by_batch.get(sheet.sheet)  # None without a batch
+        if sheet.status == "held" and batch_status != "open" and not sheet.provisional:
+            views.append({"sheet": sheet, "why": drift_summary(sheet.drift), "in_browser": batch_status == "held"})
     return views
 
 

@@ -28,7 +28,7 @@ from support.judging import (
 )
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, UsageError
 from tipbench.judge import run as running
-from tipbench.judge import sheet as sheet_module
+from tipbench.judge import sheet_store
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import JudgeEnvironment, JudgeResult, Unscored, run_judge
@@ -952,6 +952,6 @@ def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
 ) -> None:
     judging = driver.export().stored
     before = sheet_text(judging.sheet)
-    monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
+    monkeypatch.setattr(sheet_store, "instructions", lambda _rubric: "Do it quite differently.")
     (found,) = find_sheets(driver)
     assert sheet_text(found.sheet) == before

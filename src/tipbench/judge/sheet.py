@@ -103,7 +103,7 @@ class Sheet(Generic[ItemT]):
     judge: str | None  # None if the judge enters a name in the file
     rubric: Rubric
     items: tuple[ItemT, ...]
-    instructions: str = ""  # as exported; if empty, `instructions()` is used
+    instructions: str
 
 
 TipSheet = Sheet[TipItem]
@@ -148,19 +148,17 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
                 "tips": tips,
             }
         )
-    return file_json(FORMAT, sheet, sheet.instructions or instructions(sheet.rubric), items)
+    return file_json(FORMAT, sheet, items)
 
 
-def file_json(
-    format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def file_json(format_: str, sheet: Sheet[ItemT], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the outer object of a sheet file, of tips or duels; `items` are already JSON-serializable."""
     return {
         "format": format_,
         "sheet": sheet.id,
         "experiment": sheet.experiment,
         "judge": sheet.judge,
-        "instructions": instructions,
+        "instructions": sheet.instructions,
         "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
         "items": list(items),
     }

@@ -165,7 +165,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
     """Store a new sheet and return its run id. Call it before the file is sent to a judge."""
     sheet, entries = stored.sheet, stored.entries
     content = {
-        "instructions": sheet.instructions or instructions(sheet.rubric),
+        "instructions": sheet.instructions,
         "cards": {item.card["id"]: item.card for item in sheet.items},
         "items": [[item.id, item.card["id"], item.format_ok, list(map(astuple, item.tips))] for item in sheet.items],
     }
@@ -296,9 +296,9 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
                 )
             )
         items = tuple(entry.item for entry in entries)
-        instructions_text = content.get("instructions", "")
+        text = content.get("instructions", instructions(rubric))  # earlier versions of tipbench did not store it
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, instructions_text),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",

@@ -300,10 +300,10 @@ class DuelExport:
     """A duel sheet stored in MLflow, ready to be sent to a judge, with counts of omitted answers."""
 
     stored: StoredDuelSheet
-    pairs: int  # number of pairs on the sheet
-    scenarios: int  # number of scenarios on the sheet
-    without_tips: int  # answers without a tip
-    unknown_scenarios: int  # answers whose scenario is not (or no longer) in the suite
+    n_pairs: int  # on the sheet
+    n_scenarios: int  # on the sheet
+    n_without_tips: int  # answers without a tip
+    n_unknown: int  # answers whose scenario is not (or no longer) in the suite
 
 
 def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) -> DuelExport:
@@ -353,10 +353,10 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
     store.mark_changed(experiment.experiment_id)
     return DuelExport(
         stored=replace(stored, run_id=run_id),
-        pairs=len(set(stored.pairs.values())),
-        scenarios=len({each.scenario for each in chosen}),
-        without_tips=len(known) - len(with_tips),
-        unknown_scenarios=n_unknown,
+        n_pairs=len(set(stored.pairs.values())),
+        n_scenarios=len({each.scenario for each in chosen}),
+        n_without_tips=len(known) - len(with_tips),
+        n_unknown=n_unknown,
     )
 
 

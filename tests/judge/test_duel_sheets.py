@@ -187,7 +187,8 @@ def test_answers_without_a_tip_are_left_out() -> None:
 def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     done = export(driver)
     applied = apply(driver, filled(done, beta_wins))
-    assert (applied.finished, applied.unfinished, applied.in_both_orders, applied.same_in_both_orders) == (16, 0, 8, 8)
+    assert (applied.n_finished, applied.n_unfinished) == (16, 0)
+    assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 8)
     duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
     assert {duel.pairs["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
@@ -217,9 +218,9 @@ def test_unfinished_items_stay_open_and_may_be_filled_later(driver: SheetDriver)
     part = copy.deepcopy(raw)
     for item in part["items"][:10]:
         item["winner"] = None
-    assert (apply(driver, part).unfinished, len(read_duels(driver.store, driver.experiment))) == (10, 6)
-    assert apply(driver, raw).unfinished == 0
-    assert apply(driver, part).unfinished == 0, "what is emptied keeps what it had"
+    assert (apply(driver, part).n_unfinished, len(read_duels(driver.store, driver.experiment))) == (10, 6)
+    assert apply(driver, raw).n_unfinished == 0
+    assert apply(driver, part).n_unfinished == 0, "what is emptied keeps what it had"
     assert len(read_duels(driver.store, driver.experiment)) == 16
 
 

@@ -79,7 +79,7 @@ def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(dr
     done = driver.export()
     raw = fill(done.stored)
     applied = driver.apply(raw)
-    assert (applied.status, applied.unfinished, applied.finished) == ("applied", 0, len(raw["items"]))
+    assert (applied.status, applied.n_unfinished, applied.n_finished) == ("applied", 0, len(raw["items"]))
     assert states(driver) == {"judged": CELLS}
     expected = items_of(raw, done.stored)
     for run_id, run in driver.cells().items():
@@ -124,9 +124,9 @@ def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(driver:
     for run_id in left:
         clear(items_of(part, done.stored)[run_id])
     applied = driver.apply(part)
-    assert applied.unfinished == 10
+    assert applied.n_unfinished == 10
     assert {run_id for run_id, run in driver.cells().items() if run.state == "pending"} == set(left)
-    assert driver.apply(raw).unfinished == 0
+    assert driver.apply(raw).n_unfinished == 0
     assert states(driver) == {"judged": CELLS}
     assert all(scores.history == () for scores in driver.scores().values()), "nothing was revised"
 
@@ -185,7 +185,7 @@ def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(driver
 def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(driver: SheetDriver) -> None:
     applied = driver.judged_by("anna", always(5))
     assert applied.held
-    assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
+    assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.n_finished} == applied.to_json()
     assert states(driver) == {"pending": CELLS}
     assert all(scores.held["anna"].held for scores in driver.scores().values()), "stored, but not counted"
     assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
@@ -785,7 +785,7 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -
     ran = run_script(driver, script, messages)
     assert ran.continued
     assert script.requested == [len(find_sheets(driver)[0].entries) - 15]
-    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
+    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.n_finished} items are scored"]
     assert {run.metrics["provisional_composite"] for run in driver.cells().values()} == {11.0}
 
 
@@ -816,7 +816,7 @@ def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetD
             entered.append("out")
 
     ran = run_script(driver, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
-    total = ran.applied.finished + 2
+    total = ran.applied.n_finished + 2
     assert seen[-1] == (total - 2, 2, total)
     assert entered == ["in", "out"]
 
@@ -857,7 +857,7 @@ def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: in
     store.updates_left = None
     messages: list[str] = []
     ran = run_script(driver, script, messages)
-    assert script.requested == [ran.applied.finished], "nothing was scored twice"
+    assert script.requested == [ran.applied.n_finished], "nothing was scored twice"
     assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in driver.cells().values()} == {11.0}
@@ -914,7 +914,7 @@ def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: py
     driver = new_driver(store)
     messages: list[str] = []
     ran = run_script(driver, Outage(store, 5, 20), messages)
-    assert ran.applied.unfinished == 0
+    assert ran.applied.n_unfinished == 0
     assert sum("Judging continues" in line for line in messages) == 1
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
@@ -933,7 +933,7 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)
     store.away = False
-    assert driver.apply(json.loads(path.read_text())).unfinished == 0
+    assert driver.apply(json.loads(path.read_text())).n_unfinished == 0
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 

@@ -285,9 +285,9 @@ def show_applied(applied: ApplyResult) -> None:
                 after = f"held, does not count: {_scores_text(change.given)}"
             print(f"  {change.item}: {_scores_text(change.before)} → {after}")
     would_be = "would be " if applied.dry_run else ""
-    unfinished = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
+    unfinished = f", {applied.n_unfinished} unfinished and still pending" if applied.n_unfinished else ""
     state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would_be}{state}{unfinished}")
+    print(f"sheet {applied.sheet} by {applied.judge}: {applied.n_finished} items {would_be}{state}{unfinished}")
     show_verdict(applied)
 
 
@@ -327,9 +327,9 @@ def _show_duels(applied: DuelApplyResult) -> None:
     if applied.dry_run:
         for change in applied.changes:
             print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
-    unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
+    unfinished = f", {applied.n_unfinished} unfinished and still open" if applied.n_unfinished else ""
     would_be = "would be " if applied.dry_run else ""
-    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.n_finished} {would_be}applied{unfinished}")
     if applied.in_both_orders:
         print(
             f"{applied.same_in_both_orders} of {applied.in_both_orders} match-ups have the same winner in both orders"

@@ -172,9 +172,9 @@ class SheetApplier:
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # `deleted` is left out: controls have no runs, so if it grows with a new item, this item is not a control.
+            # Without `n_deleted`: an item that increases it has a run, so it is not a control.
             return result
-        return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
+        return replace(result, n_deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift and agreement; its changes include hidden items."""
@@ -201,11 +201,11 @@ class SheetApplier:
             rubric=rubric,
             judge=self._judge,
             status=status,
-            finished=len(self._scores),
-            unfinished=len(stored.entries) - len(self._scores),
+            n_finished=len(self._scores),
+            n_unfinished=len(stored.entries) - len(self._scores),
             changes=tuple(changes),
             dry_run=dry_run,
-            blank=self._n_blank,
+            n_blank=self._n_blank,
         )
 
     def _too_few_for_numbers(self) -> bool:
@@ -473,8 +473,8 @@ class ApplyResult:
     rubric: Rubric
     judge: str
     status: SheetStatus
-    finished: int  # fully scored items, including hidden ones
-    unfinished: int
+    n_finished: int  # fully scored items, including hidden ones
+    n_unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
     revision: bool = False  # whether an earlier apply has returned a verdict
     too_few_for_numbers: bool = False  # whether numbers could reveal a control, because few items are scored
@@ -483,8 +483,8 @@ class ApplyResult:
     changes: tuple[ItemChange, ...] = ()
     accepted: str | None = None  # reason for accepting the drift
     dry_run: bool = False
-    blank: int = 0  # items that are blank in the file but have earlier scores
-    deleted: int | None = None  # answers whose run was deleted in MLflow; None without `drift` or if `verdict_only`
+    n_blank: int = 0  # items that are blank in the file but have earlier scores
+    n_deleted: int | None = None  # answers whose run was deleted in MLflow; None without `drift` or if `verdict_only`
 
     @property
     def held(self) -> bool:
@@ -515,12 +515,12 @@ class ApplyResult:
             "sheet": self.sheet,
             "status": str(self.status),
             "judge": self.judge,
-            "applied": 0 if self.held else self.finished,
-            "held": self.finished if self.held else 0,
-            "unfinished": self.unfinished,
-            "unchecked": self.finished if self.drift is None and not self.dry_run else 0,
-            "blank": self.blank,
-            **({} if self.deleted is None else {"deleted": self.deleted}),
+            "applied": 0 if self.held else self.n_finished,
+            "held": self.n_finished if self.held else 0,
+            "unfinished": self.n_unfinished,
+            "unchecked": self.n_finished if self.drift is None and not self.dry_run else 0,
+            "blank": self.n_blank,
+            **({} if self.n_deleted is None else {"deleted": self.n_deleted}),
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
@@ -534,7 +534,7 @@ class ApplyResult:
         """Return the rounded drift. An unfinished sheet has no counts (None), an unknown verdict no numbers."""
         is_unknown = drift.verdict is Verdict.UNKNOWN
         omitted = {"icc", "se"}
-        if is_unknown or self.unfinished:
+        if is_unknown or self.n_unfinished:
             omitted |= {"n_controls", "n"}
         if is_unknown:
             omitted |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
@@ -559,14 +559,14 @@ class ApplyResult:
             reason = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
             messages = [f"{reason}: {self.verdict}"]
         else:
-            messages = self.drift.sentences(self.rubric, with_count=not self.unfinished)
-        if self.blank:
+            messages = self.drift.sentences(self.rubric, with_count=not self.n_unfinished)
+        if self.n_blank:
             messages.append(
-                f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
+                f"{plural(self.n_blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
             )
-        if self.deleted:
-            answers = plural(self.deleted, "answer was", "answers were")
-            possessive = "its" if self.deleted == 1 else "their"
+        if self.n_deleted:
+            answers = plural(self.n_deleted, "answer was", "answers were")
+            possessive = "its" if self.n_deleted == 1 else "their"
             messages.append(f"{answers} deleted in MLflow; {possessive} scores are kept with the sheet")
         return messages
 

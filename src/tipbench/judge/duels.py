@@ -375,12 +375,12 @@ class DuelApplyResult:
 
     sheet: str
     judge: str
-    finished: int  # items with a winner
-    unfinished: int  # items without one
+    n_finished: int  # items with a winner
+    n_unfinished: int  # items without one
     changes: tuple[DuelChange, ...]
     in_both_orders: int  # match-ups judged in both orders
     same_in_both_orders: int  # of these, with the same result in both
-    blank: int = 0  # items that are blank in the file but have an earlier winner
+    n_blank: int = 0  # items that are blank in the file but have an earlier winner
     dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -389,10 +389,10 @@ class DuelApplyResult:
             "sheet": self.sheet,
             "status": str(SheetStatus.APPLIED),
             "judge": self.judge,
-            "applied": self.finished,
+            "applied": self.n_finished,
             "held": 0,
-            "unfinished": self.unfinished,
-            "blank": self.blank,
+            "unfinished": self.n_unfinished,
+            "blank": self.n_blank,
             "changed": len(self.changes),
             "errors": [],
             "drift": None,
@@ -443,12 +443,12 @@ def apply_duels(
     return DuelApplyResult(
         sheet=stored.sheet.id,
         judge=filled.judge,
-        finished=len(choices),
-        unfinished=len(stored.sheet.items) - len(choices),
+        n_finished=len(choices),
+        n_unfinished=len(stored.sheet.items) - len(choices),
         changes=tuple(changes),
         in_both_orders=in_both_orders,
         same_in_both_orders=same_in_both_orders,
-        blank=len(stored.choices.keys() - filled.finished.keys()),
+        n_blank=len(stored.choices.keys() - filled.finished.keys()),
         dry_run=dry_run,
     )
 

@@ -79,13 +79,13 @@ class SheetApplier:
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
         self._scores = {**stored.scores, **filled.finished}  # by item id
-        outdated = [score for item, score in stored.scores.items() if self._scores[item] != score]
-        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in outdated))
+        former = [score for item, score in stored.scores.items() if self._scores[item] != score]
+        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in former))
         self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # they keep their earlier scores
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._scored_items(ItemKind.REPEAT)  # item ids by run id
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; `_change` adds others
-        self._held = stored.status is SheetStatus.HELD  # until `run` measures the drift
+        self._held = stored.status is SheetStatus.HELD  # `run` decides it anew if it measures the drift
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
@@ -157,7 +157,7 @@ class SheetApplier:
             self._result(SheetStatus.HELD if self._held else SheetStatus.APPLIED),
             drift=drift,
             accepted=accepted,
-            revision=is_revision,
+            is_revision=is_revision,
             too_few_for_numbers=complete and not stored.provisional and self._too_few_for_numbers(),
             self_agreement=agreement,
             alpha=alphas,
@@ -476,7 +476,7 @@ class ApplyResult:
     n_finished: int  # fully scored items, including hidden ones
     n_unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # whether an earlier apply has returned a verdict
+    is_revision: bool = False  # whether an earlier apply has returned a verdict
     too_few_for_numbers: bool = False  # whether numbers could reveal a control, because few items are scored
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
@@ -493,7 +493,7 @@ class ApplyResult:
     @property
     def verdict_only(self) -> bool:
         """Whether only `verdict` is shown, without drift, agreement and the number of deleted answers."""
-        return self.revision or self.too_few_for_numbers
+        return self.is_revision or self.too_few_for_numbers
 
     @property
     def verdict(self) -> str:
@@ -553,7 +553,7 @@ class ApplyResult:
             messages = []
         elif self.drift is None:
             messages = ["The drift is checked once, when the last item is scored or the sheet is finished (--final)."]
-        elif self.revision:
+        elif self.is_revision:
             messages = [f"drift after revision: {self.verdict}"]
         elif self.too_few_for_numbers:
             reason = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"

@@ -10,8 +10,7 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetSummary
 
-# "The verdict" is the sheet's, at the end of its row's label; a dot shows only whether its bias is beyond the limit.
-# The contrast is how far the scores follow the controls' agreed scores (judge/drift.py).
+# A row's label ends with the sheet's verdict, which can be beyond the limit although no bias (dot) is.
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 

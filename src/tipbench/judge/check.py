@@ -231,7 +231,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
         location.add_problem(f"scenario.{shown_name(name)}", describe_value(raw_card, name), "the card as exported")
 
 
-def name_problem(name: object, *, allow_reserved_name: bool = False) -> str | None:
+def unmet_name_requirement(name: object, *, allow_reserved_name: bool = False) -> str | None:
     """Return the requirement that a judge's name violates, or None if the name is valid."""
     normalized = normalize_name(name) if isinstance(name, str) else ""
     if not 1 <= len(normalized) <= MAX_NAME or not normalized.isprintable():
@@ -258,7 +258,7 @@ def _check_judge(
         location.add_problem("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in given:
-        if requirement := name_problem(name, allow_reserved_name=allow_reserved_name):
+        if requirement := unmet_name_requirement(name, allow_reserved_name=allow_reserved_name):
             location.add_problem("judge", shown(name), requirement)
             return None
     *others, expected = map(normalize_name, given)

@@ -211,16 +211,15 @@ class StoredDuelSheet:
     sides: Mapping[str, tuple[str, str]]  # ids of the runs shown as a and b, by item id
     pairs: Mapping[str, PairName]  # by run id
     exported: str  # ISO time
-    seed: int = 0
-    run_id: str = ""
+    run_id: str = ""  # empty until recorded
     status: SheetStatus = SheetStatus.EXPORTED
     choices: Mapping[str, DuelChoice] = field(default_factory=dict)  # by item id
     replaced: tuple[DuelChoice, ...] = ()  # choices replaced by later ones
     owner: str | None = None  # the judge named at export, or else the first judge who applied choices
 
 
-def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) -> str:
-    """Store a new duel sheet and return its run id. Must succeed before the file is sent to a judge."""
+def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet, *, seed: int) -> str:
+    """Store a new duel sheet and return its run id. Call it before the file is sent to a judge."""
     sheet = stored.sheet
     # An answer occurs in many items, so it is stored once and referenced by index.
     tip_lists = list(dict.fromkeys(tips for item in sheet.items for tips in (item.a, item.b)))
@@ -233,7 +232,7 @@ def record_duel(store: RunStore, experiment_id: str, stored: StoredDuelSheet) ->
     run = judging_run(
         sheet,
         stored.exported,
-        stored.seed,
+        seed,
         name=f"duels {sheet.id}",
         metrics={},
         tags={SHEET_KIND: DUEL},
@@ -272,7 +271,6 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
             sides={item: (a_run, b_run) for item, (a_run, b_run) in key["items"].items()},
             pairs={run_id: (model, prompt) for run_id, (model, prompt) in key["runs"].items()},
             exported=run.tags["exported_at"],
-            seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
             choices={item: parse_choice(item, raw) for item, raw in filled["answers"].items()},
@@ -346,10 +344,9 @@ def export_duels(store: RunStore, experiment: Experiment, request: DuelRequest) 
         sides={item.id: (a.run_id, b.run_id) for item, (a, b) in zip(items, showings, strict=True)},
         pairs={side.run_id: side.pair for showing in showings for side in showing},
         exported=now_iso(),
-        seed=seed,
         owner=request.judge,
     )
-    run_id = record_duel(store, experiment.experiment_id, stored)
+    run_id = record_duel(store, experiment.experiment_id, stored, seed=seed)
     store.mark_changed(experiment.experiment_id)
     return DuelExport(
         stored=replace(stored, run_id=run_id),
@@ -486,7 +483,7 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
 
 
 def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Return the runs of the match-ups that this judge has judged in both orders. None: any one judge."""
+    """Return the runs of each match-up that this judge, or any one judge if None, has judged in both orders."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets

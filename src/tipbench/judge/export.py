@@ -144,9 +144,8 @@ def export_sheet(
         provisional=request.provisional,
         owner=request.judge,
         outdated_floors=outdated_floors,
-        seed=seed,
     )
-    run_id = record_sheet(store, experiment.experiment_id, stored)
+    run_id = record_sheet(store, experiment.experiment_id, stored, seed=seed)
     store.mark_changed(experiment.experiment_id)
     newest_run = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
     conditions = newest_run.tags.get("conditions")

@@ -115,8 +115,7 @@ class StoredSheet:
     exported: str  # ISO time
     provisional: bool = False
     outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
-    seed: int = 0
-    run_id: str = ""
+    run_id: str = ""  # empty until recorded
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
     replaced: tuple[ReplacedScore, ...] = ()
@@ -161,7 +160,7 @@ def milliseconds(iso: str) -> int:
     return int(datetime.fromisoformat(iso).timestamp() * 1000)
 
 
-def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> str:
+def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet, *, seed: int) -> str:
     """Store a new sheet and return its run id. Call it before the file is sent to a judge."""
     sheet, entries = stored.sheet, stored.entries
     content = {
@@ -183,7 +182,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
     run = judging_run(
         sheet,
         stored.exported,
-        stored.seed,
+        seed,
         name=f"sheet {sheet.id}",
         metrics={**counts, "n_control_tips": float(sum(len(entry.controls) for entry in entries))},
         tags={"provisional": str(stored.provisional).lower()},
@@ -303,7 +302,6 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
             outdated_floors=tuple(key["refloor"]),
-            seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
             scores=scores,

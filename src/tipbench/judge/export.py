@@ -97,18 +97,18 @@ def export_sheet(
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     chosen = choose_cells(eligible, request, scenarios_with_controls, rng, first_scenarios)
-    other_rubric = [
+    with_other_rubric = [
         cell for cell in known_cells.values() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
     ]
     outdated_floors: tuple[str, ...] = ()
     if request.rejudge and not request.provisional:
-        outdated_floors = tuple(cell.run.run_id for cell in other_rubric if cell.floored)
+        outdated_floors = tuple(cell.run.run_id for cell in with_other_rubric if cell.floored)
     if not chosen:
         message = ""
         if outdated_floors:
-            changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
+            n_changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
             store.mark_changed(experiment.experiment_id)
-            message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
+            message = f"{n_changed} answers without a usable tip were rescored under {rubric.id}. "
         message += _nothing_pending_message(experiment.name, request, list(known_cells.values()), n_unknown)
         raise NotEnoughData(message)
     sheet_id = uuid.uuid4().hex[:12]
@@ -152,7 +152,7 @@ def export_sheet(
     return ExportResult(
         replace(stored, run_id=run_id),
         n_unknown=n_unknown,
-        n_other_rubric=0 if request.rejudge else len(other_rubric),
+        n_other_rubric=0 if request.rejudge else len(with_other_rubric),
         n_other_conditions=sum(known_cells[cell.run_id].run.tags.get("conditions") != conditions for cell in chosen),
         n_added=n_added,
     )

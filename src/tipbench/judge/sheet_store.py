@@ -116,11 +116,12 @@ class StoredSheet:
     provisional: bool = False
     outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
     run_id: str = ""  # empty until recorded
+    # The fields below change when scores are applied.
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
     replaced: tuple[ReplacedScore, ...] = ()
-    acceptance: str | None = None  # reason for accepting the drift; see `accepted_for`
-    accepted_for: str | None = None  # `scores_fingerprint` of the only scores that `acceptance` is valid for
+    acceptance: str | None = None  # why the drift of the scores in `accepted_for` was accepted
+    accepted_for: str | None = None  # `scores_fingerprint` of these scores
     drift: Mapping[str, Any] | None = None  # None until it is first measured
     final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes of scores after the drift was first measured

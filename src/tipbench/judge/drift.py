@@ -55,7 +55,6 @@ class SelfAgreement:
     scales: tuple[ScaleAgreement, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return unrounded JSON-serializable values."""
         return asdict(self)
 
 
@@ -510,7 +509,6 @@ class Slope:
         return not is_rounding_error and not self.ci_low <= 0 <= self.ci_high
 
     def to_json(self) -> dict[str, Any]:
-        """Return unrounded JSON-serializable values."""
         return {**asdict(self), "beyond": self.beyond}
 
 

@@ -158,12 +158,9 @@ def _limit_history(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
         if seen[judgement.sheet] == 1:
             kept.append(judgement)
         elif seen[judgement.sheet] <= _MAX_REPLACED:
-            kept.append(_without_notes(judgement))
+            tips_without_notes = tuple(replace(tip, note="") for tip in judgement.tips)
+            kept.append(replace(judgement, tips=tips_without_notes))
     return tuple(reversed(kept))
-
-
-def _without_notes(judgement: Judgement) -> Judgement:
-    return replace(judgement, tips=tuple(replace(tip, note="") for tip in judgement.tips))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:

@@ -63,12 +63,10 @@ class TipScore:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scores as JSON-serializable values."""
         return {"scores": dict(self.scores), "overlong": self.overlong, "note": self.note}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TipScore:
-        """Parse the output of `to_json`."""
         return cls({name: int(score) for name, score in raw["scores"].items()}, bool(raw["overlong"]), raw["note"])
 
 
@@ -86,7 +84,6 @@ class ItemScore:
 
     @classmethod
     def from_json(cls, item: str, raw: Mapping[str, Any]) -> ItemScore:
-        """Parse the output of `to_json`."""
         return cls(item, bool(raw["format_ok"]), tuple(map(TipScore.from_json, raw["tips"])))
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tipbench.judge.sheet import Sheet, SheetTip, TipItem, TipSheet, sheet_json
+from tipbench.judge.sheet import Sheet, SheetTip, TipItem, TipSheet, instructions, sheet_json
 from tipbench.plan.rubric import Rubric, parse_rubric
 from tipbench.plan.suite import Suite, load_suite
 
@@ -68,11 +68,12 @@ def small_sheet(
 ) -> TipSheet:
     """A sheet whose tips have a line break, quotes, an emoji and a formula in them; `text` is appended to each."""
     suite = tips_suite()
+    rubric = rubric or suite.rubric
     return Sheet(
         id="s7f3a9c",
         experiment="tip-bench-small",
         judge=judge,
-        rubric=rubric or suite.rubric,
+        rubric=rubric,
         items=tuple(
             TipItem(
                 id=f"i{number:03d}",
@@ -89,6 +90,7 @@ def small_sheet(
             )
             for number in range(items)
         ),
+        instructions=instructions(rubric),
     )
 
 

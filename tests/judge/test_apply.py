@@ -148,7 +148,7 @@ def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgot
     else:
         store.deleted.add(gone)
     applied = driver.apply(fill(judging))
-    assert (applied.status, applied.deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
+    assert (applied.status, applied.n_deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
     assert "1 answer was deleted in MLflow; its scores are kept with the sheet" in applied.sentences()
     assert {run.state for run_id, run in driver.cells().items() if run_id != gone} == {"judged"}
     assert len(read(driver, judging).scores) == len(judging.entries)
@@ -175,7 +175,7 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
 def test_an_empty_sheet_writes_nothing_and_has_no_owner(driver: SheetDriver) -> None:
     judging = driver.export(None).stored
     before, revision = driver.everything(), driver.store.experiments()[0].tags
-    assert driver.apply(blank(judging), judge="anan").finished == 0
+    assert driver.apply(blank(judging), judge="anan").n_finished == 0
     assert driver.everything() == before
     assert driver.store.experiments()[0].tags == revision
     assert driver.apply(fill(judging), judge="anna").judge == "anna"
@@ -189,7 +189,7 @@ def test_blank_items_with_counted_scores_are_reported(driver: SheetDriver) -> No
         for tip in item["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"])
     applied = driver.apply(raw)
-    assert (applied.blank, applied.unfinished, applied.changes) == (3, 0, ())
+    assert (applied.n_blank, applied.n_unfinished, applied.changes) == (3, 0, ())
     assert "3 items are blank in the file; their earlier scores are kept" in applied.sentences()
 
 

@@ -96,7 +96,7 @@ def make_entries(seed: int, given: tuple[EligibleCell, ...] | None = None) -> tu
 
 def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
     items = tuple(entry.item for entry in entries)
-    return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items)
+    return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items, "")
 
 
 def signs(sheet: TipSheet) -> npt.NDArray[np.float64]:

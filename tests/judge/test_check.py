@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sheets import filled, other_rubric, small_sheet
 
 from tipbench.errors import SheetRefused
-from tipbench.judge.check import Problem, check_item, check_sheet, name_problem, normalize_name, shown
+from tipbench.judge.check import Problem, check_item, check_sheet, normalize_name, shown, unmet_name_requirement
 from tipbench.judge.sheet import FilledSheet, ItemScore, TipSheet, sheet_json
 
 Raw = dict[str, Any]
@@ -290,7 +290,7 @@ def test_the_names_of_provisional_judges_are_reserved(name: str) -> None:
     ],
 )
 def test_an_invalid_judge_name_is_refused(name: object) -> None:
-    assert name_problem(name) is not None
+    assert unmet_name_requirement(name) is not None
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_an_invalid_judge_name_is_refused(name: object) -> None:
     ],
 )
 def test_a_valid_judge_name_is_accepted(name: str) -> None:
-    assert name_problem(name) is None
+    assert unmet_name_requirement(name) is None
 
 
 def test_names_are_compared_in_normalised_form() -> None:

@@ -39,7 +39,7 @@ def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then
         )
         for n in range(n_items)
     )
-    return Sheet("sheet-1", "tip-bench-test", "agent", SUITE.rubric, items)
+    return Sheet("sheet-1", "tip-bench-test", "agent", SUITE.rubric, items, "")
 
 
 def run(program: str, *words: object) -> str:

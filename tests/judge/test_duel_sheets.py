@@ -128,7 +128,7 @@ def test_only_tied_pairs_are_compared_in_both_orders(driver: SheetDriver) -> Non
     assert {model for model, _ in done.stored.pairs.values()} == set(MODELS[:2])
     assert Counter(frozenset(two) for two in sides) == dict.fromkeys(map(frozenset, sides), 2)
     assert all((b, a) in sides for a, b in sides)
-    assert (done.pairs, done.scenarios) == (2, 8)
+    assert (done.n_pairs, done.n_scenarios) == (2, 8)
 
 
 def test_the_file_does_not_reveal_the_pairs(driver: SheetDriver) -> None:
@@ -176,9 +176,9 @@ def test_answers_without_a_tip_are_left_out() -> None:
     cells = read_board_cells(store, driver.experiment.experiment_id, CellFilter())
     runs = {cell.run.run_id: (cell.pair.model, cell.pair.prompt) for cell in cells.cells}
     done = export_duels(store, driver.experiment, DuelRequest(runs, cells.rubric, seed=3))
-    assert done.without_tips > 0
+    assert done.n_without_tips > 0
     assert all(item.a and item.b for item in done.stored.sheet.items)
-    assert done.scenarios == 8 - done.without_tips
+    assert done.n_scenarios == 8 - done.n_without_tips
 
 
 # Applying
@@ -187,7 +187,8 @@ def test_answers_without_a_tip_are_left_out() -> None:
 def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     done = export(driver)
     applied = apply(driver, filled(done, beta_wins))
-    assert (applied.finished, applied.unfinished, applied.in_both_orders, applied.same_in_both_orders) == (16, 0, 8, 8)
+    assert (applied.n_finished, applied.n_unfinished) == (16, 0)
+    assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 8)
     duels = read_duels(driver.store, driver.experiment)
     assert len(duels) == 16
     assert {duel.pairs["ab".index(str(duel.winner))][0] for duel in duels} == {MODELS[1]}
@@ -217,9 +218,9 @@ def test_unfinished_items_stay_open_and_may_be_filled_later(driver: SheetDriver)
     part = copy.deepcopy(raw)
     for item in part["items"][:10]:
         item["winner"] = None
-    assert (apply(driver, part).unfinished, len(read_duels(driver.store, driver.experiment))) == (10, 6)
-    assert apply(driver, raw).unfinished == 0
-    assert apply(driver, part).unfinished == 0, "what is emptied keeps what it had"
+    assert (apply(driver, part).n_unfinished, len(read_duels(driver.store, driver.experiment))) == (10, 6)
+    assert apply(driver, raw).n_unfinished == 0
+    assert apply(driver, part).n_unfinished == 0, "what is emptied keeps what it had"
     assert len(read_duels(driver.store, driver.experiment)) == 16
 
 
@@ -431,7 +432,7 @@ def test_a_duel_closes_the_judges_sheets(driver: SheetDriver) -> None:
     raw["items"][0]["tips"][0]["scores"] = {"relevance": 1, "actionability": 1, "tone": 1}
     with pytest.raises(SheetsClosed, match="closes their sheets"):
         driver.apply(raw)
-    assert driver.export("ben", everything=True).cells, "other judges go on"
+    assert driver.export("ben", everything=True).n_cells, "other judges go on"
 
 
 def test_a_duel_is_refused_while_a_sheet_is_open(driver: SheetDriver) -> None:

@@ -28,7 +28,7 @@ from support.judging import (
 )
 from tipbench.errors import MlflowUnavailable, NotEnoughData, SheetRefused, UsageError
 from tipbench.judge import run as running
-from tipbench.judge import sheet as sheet_module
+from tipbench.judge import sheet_store
 from tipbench.judge.export import ExportRequest
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import JudgeEnvironment, JudgeResult, Unscored, run_judge
@@ -79,7 +79,7 @@ def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(dr
     done = driver.export()
     raw = fill(done.stored)
     applied = driver.apply(raw)
-    assert (applied.status, applied.unfinished, applied.finished) == ("applied", 0, len(raw["items"]))
+    assert (applied.status, applied.n_unfinished, applied.n_finished) == ("applied", 0, len(raw["items"]))
     assert states(driver) == {"judged": CELLS}
     expected = items_of(raw, done.stored)
     for run_id, run in driver.cells().items():
@@ -124,9 +124,9 @@ def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(driver:
     for run_id in left:
         clear(items_of(part, done.stored)[run_id])
     applied = driver.apply(part)
-    assert applied.unfinished == 10
+    assert applied.n_unfinished == 10
     assert {run_id for run_id, run in driver.cells().items() if run.state == "pending"} == set(left)
-    assert driver.apply(raw).unfinished == 0
+    assert driver.apply(raw).n_unfinished == 0
     assert states(driver) == {"judged": CELLS}
     assert all(scores.history == () for scores in driver.scores().values()), "nothing was revised"
 
@@ -185,7 +185,7 @@ def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(driver
 def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(driver: SheetDriver) -> None:
     applied = driver.judged_by("anna", always(5))
     assert applied.held
-    assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.finished} == applied.to_json()
+    assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.n_finished} == applied.to_json()
     assert states(driver) == {"pending": CELLS}
     assert all(scores.held["anna"].held for scores in driver.scores().values()), "stored, but not counted"
     assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
@@ -226,7 +226,7 @@ def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver
     driver.judged_by("anna", always(5))
     with pytest.raises(NotEnoughData, match=rf"{CELLS} answers whose scores are held: revise their sheet"):
         driver.export("anna")
-    assert driver.export("ben").cells == CELLS
+    assert driver.export("ben").n_cells == CELLS
 
 
 # For whom
@@ -235,7 +235,7 @@ def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver
 def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(driver: SheetDriver) -> None:
     driver.judged_by("anna", seed=1)
     done = driver.export("ben")
-    assert done.cells == 6, "a fifth of 24, rounded up to whole scenarios"
+    assert done.n_cells == 6, "a fifth of 24, rounded up to whole scenarios"
     scenarios = Counter(entry.item.card["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {3}
     applied = driver.apply(fill(done.stored, at_random, seed=2), accept="to see")
@@ -266,7 +266,7 @@ def test_a_held_judge_does_not_change_the_mean_of_the_others(driver: SheetDriver
 
 def test_everything_exports_all_cells_this_judge_has_not_scored(driver: SheetDriver) -> None:
     driver.judged_by("anna")
-    assert driver.export("ben", everything=True).cells == CELLS
+    assert driver.export("ben", everything=True).n_cells == CELLS
     with pytest.raises(NotEnoughData, match="`--all` includes answers scored by others"):
         driver.export(None)
     with pytest.raises(NotEnoughData, match="Nothing in tip-bench-judging is pending for anna"):
@@ -287,25 +287,25 @@ def test_sheets_fill_scenarios_in_the_order_of_the_design(driver: SheetDriver, s
 
 def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(driver: SheetDriver) -> None:
     first = driver.export(limit=21)
-    assert first.cells == 21
+    assert first.n_cells == 21
     driver.apply(fill(first.stored))
     assert states(driver) == {"judged": 21, "pending": 3}
-    assert driver.export().cells == 3
+    assert driver.export().n_cells == 3
 
 
 def test_a_small_limit_is_exceeded_by_whole_scenarios_until_the_judge_can_be_checked(driver: SheetDriver) -> None:
     small = driver.export("anna", limit=4)
-    assert (small.enough_controls, small.added) == (True, small.cells - 4)
+    assert (small.enough_controls, small.n_added) == (True, small.n_cells - 4)
     scenarios = Counter(entry.item.card["id"] for entry in small.stored.entries if entry.kind is ItemKind.CELL)
     assert set(scenarios.values()) == {CELLS // 8}, "whole scenarios"
-    assert small.cells < CELLS, "no more than needed"
+    assert small.n_cells < CELLS, "no more than needed"
 
 
 def test_a_suite_with_few_controls_exports_what_the_limit_allows(tmp_path: Path) -> None:
     folder = warm_suite(tmp_path, controls=1)
     driver = new_driver(suite=load_suite(str(folder)))
     small = driver.export("anna", limit=4, suite=str(folder))
-    assert (small.cells, small.added, small.enough_controls) == (4, 0, False)
+    assert (small.n_cells, small.n_added, small.enough_controls) == (4, 0, False)
 
 
 def test_the_same_seed_gives_the_same_items_in_the_same_order() -> None:
@@ -417,7 +417,7 @@ def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(dri
     assert {run.tags["provisional_judge"] for run in runs} == {"rules"}
     assert all({"provisional_composite", "provisional_tone"} <= run.metrics.keys() for run in runs)
     assert not any("composite" in run.metrics for run in runs)
-    assert driver.export("anna").cells == CELLS
+    assert driver.export("anna").n_cells == CELLS
 
 
 def test_provisional_scores_and_scores_of_people_are_separate_in_any_order() -> None:
@@ -450,8 +450,8 @@ def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(driver: Sheet
 def test_cells_of_scenarios_the_suite_does_not_have_are_left_out_and_counted() -> None:
     driver = new_driver(suite=load_suite("tips-32"), models=("alpha:135m",), prompts="v1")
     done = driver.export(suite="tips")
-    assert (done.cells, done.unknown_scenarios) == (8, 24)
-    assert driver.export().cells == 32, "without --suite it is the one they were collected with"
+    assert (done.n_cells, done.n_unknown) == (8, 24)
+    assert driver.export().n_cells == 32, "without --suite it is the one they were collected with"
 
 
 def test_a_suite_without_any_of_the_scenarios_is_refused(tmp_path: Path) -> None:
@@ -595,7 +595,7 @@ def test_answers_without_a_tip_are_on_no_sheet() -> None:
     driver, floored = some_floored()
     assert states(driver) == {"judged": floored, "pending": CELLS - floored}
     done = driver.export()
-    assert done.cells == CELLS - floored
+    assert done.n_cells == CELLS - floored
     assert all(entry.item.tips for entry in done.stored.entries)
 
 
@@ -604,9 +604,9 @@ def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> N
     driver.judged_by("anna")
     folder = warm_suite(tmp_path, limit=3)
     left_alone = driver.export("ben", suite=str(folder))
-    assert left_alone.older_rubric == CELLS
+    assert left_alone.n_other_rubric == CELLS
     done = driver.export("anna", suite=str(folder), rejudge=True)
-    assert (done.cells, done.older_rubric) == (CELLS - floored, 0)
+    assert (done.n_cells, done.n_other_rubric) == (CELLS - floored, 0)
     assert len(done.stored.outdated_floors) == floored
     raw = fill_warm(done.stored)
     assert all(tip["overlong"] for item in items_of(raw, done.stored).values() for tip in item["tips"])
@@ -785,7 +785,7 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -
     ran = run_script(driver, script, messages)
     assert ran.continued
     assert script.requested == [len(find_sheets(driver)[0].entries) - 15]
-    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.finished} items are scored"]
+    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.n_finished} items are scored"]
     assert {run.metrics["provisional_composite"] for run in driver.cells().values()} == {11.0}
 
 
@@ -816,7 +816,7 @@ def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetD
             entered.append("out")
 
     ran = run_script(driver, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
-    total = ran.applied.finished + 2
+    total = ran.applied.n_finished + 2
     assert seen[-1] == (total - 2, 2, total)
     assert entered == ["in", "out"]
 
@@ -857,7 +857,7 @@ def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: in
     store.updates_left = None
     messages: list[str] = []
     ran = run_script(driver, script, messages)
-    assert script.requested == [ran.applied.finished], "nothing was scored twice"
+    assert script.requested == [ran.applied.n_finished], "nothing was scored twice"
     assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in driver.cells().values()} == {11.0}
@@ -914,7 +914,7 @@ def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: py
     driver = new_driver(store)
     messages: list[str] = []
     ran = run_script(driver, Outage(store, 5, 20), messages)
-    assert ran.applied.unfinished == 0
+    assert ran.applied.n_unfinished == 0
     assert sum("Judging continues" in line for line in messages) == 1
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
@@ -933,7 +933,7 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)
     store.away = False
-    assert driver.apply(json.loads(path.read_text())).unfinished == 0
+    assert driver.apply(json.loads(path.read_text())).n_unfinished == 0
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
@@ -942,9 +942,9 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
 
 def test_an_export_warns_of_too_few_controls_and_of_excluded_cells(driver: SheetDriver) -> None:
     assert driver.export("anna").enough_controls
-    assert driver.export("anna").other_conditions == 0
+    assert driver.export("anna").n_other_conditions == 0
     record_cells(driver.store, temperature=0.1, start_ms=9_000, models=("alpha:135m",))
-    assert driver.export("anna").other_conditions == CELLS
+    assert driver.export("anna").n_other_conditions == CELLS
 
 
 def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
@@ -952,6 +952,6 @@ def test_a_sheet_keeps_its_instructions_when_a_later_version_has_others(
 ) -> None:
     judging = driver.export().stored
     before = sheet_text(judging.sheet)
-    monkeypatch.setattr(sheet_module, "instructions", lambda _rubric: "Do it quite differently.")
+    monkeypatch.setattr(sheet_store, "instructions", lambda _rubric: "Do it quite differently.")
     (found,) = find_sheets(driver)
     assert sheet_text(found.sheet) == before

@@ -52,7 +52,7 @@ def item_of(n: int, tips: Sequence[str]) -> TipItem:
 def sheet_of(n_items: int = 3, n_tips: int = 2) -> TipSheet:
     tips = [f"Open the report at once and write line {k}; stop after ten minutes." for k in range(n_tips)]
     items = tuple(item_of(n, tips) for n in range(n_items))
-    return Sheet("sheet-1", "tip-bench-test", None, RUBRIC, items)
+    return Sheet("sheet-1", "tip-bench-test", None, RUBRIC, items, "")
 
 
 def scores_for(messages: Sequence[Mapping[str, object]], score: object = 3) -> str:

@@ -302,7 +302,7 @@ def sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
         TipItem(f"i{number}", MIDDAY, number % 2 == 0, tuple(SheetTip(tip, "because", len(tip) > 60) for tip in group))
         for number, group in enumerate(tips_of_items)
     )
-    return Sheet("s1", "tip-bench-test", None, SUITE.rubric, items)
+    return Sheet("s1", "tip-bench-test", None, SUITE.rubric, items, "")
 
 
 def test_every_item_is_filled_and_flags_stay_as_computed() -> None:

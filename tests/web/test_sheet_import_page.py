@@ -72,7 +72,7 @@ def test_the_previewed_file_is_the_one_applied(served: Served, exported: ExportR
     done = served.get(place, headers=HTML).text
     assert f"{len(raw['items'])} items of sheet {raw['sheet']} by anna count now" in words_of(done)
     judged = [run for run in driver_of(served).cells().values() if run.state == "judged"]
-    assert len(judged) == exported.cells
+    assert len(judged) == exported.n_cells
 
 
 def test_an_old_and_a_new_score_stand_side_by_side(served: Served, exported: ExportResult) -> None:
@@ -107,7 +107,7 @@ def test_a_spreadsheet_is_accepted_too(served: Served, exported: ExportResult) -
     text = fill_csv(sheet_csv(exported.stored.sheet), fill(exported.stored), delimiter=";")
     place, page = preview_of(served, text.encode("utf-8-sig"), name="sheet.csv")
     assert confirm(served, place, page.text).status_code == 303
-    assert sum(run.state == "judged" for run in driver_of(served).cells().values()) == exported.cells
+    assert sum(run.state == "judged" for run in driver_of(served).cells().values()) == exported.n_cells
 
 
 def test_the_judge_of_an_unnamed_sheet_is_given_with_the_file(served: Served) -> None:

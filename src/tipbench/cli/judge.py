@@ -120,19 +120,17 @@ def export(
 def _print_exported(result: ExportResult, judge: str | None, out: Path) -> None:
     for_judge = f" for {judge}" if judge else ""
     print_message(f"sheet {result.stored.sheet.id}{for_judge}: {len(result.stored.entries)} items {_location(out)}")
-    if result.unknown_scenarios:
+    if result.n_unknown:
+        print_message(f"left out: {result.n_unknown} cells whose scenario is not in the current suite; see --suite")
+    if result.n_other_rubric:
+        print_message(f"{result.n_other_rubric} cells were scored under another rubric; --rejudge includes them")
+    if result.n_other_conditions:
         print_message(
-            f"left out: {result.unknown_scenarios} cells whose scenario is not in the current suite; see --suite"
+            f"{result.n_other_conditions} answers were collected under older conditions; compare uses only the newest"
         )
-    if result.older_rubric:
-        print_message(f"{result.older_rubric} cells were scored under another rubric; --rejudge includes them")
-    if result.other_conditions:
+    if result.n_added:
         print_message(
-            f"{result.other_conditions} answers were collected under older conditions; compare uses only the newest"
-        )
-    if result.added:
-        print_message(
-            f"{result.added} answers more than --limit: whole scenarios were added, "
+            f"{result.n_added} answers more than --limit: whole scenarios were added, "
             "so that the sheet has enough check items"
         )
     if not result.enough_controls:
@@ -187,17 +185,15 @@ def duel(
     for_judge = f" for {name}" if name else ""
     n_items = len(result.stored.sheet.items)
     print_message(
-        f"duels {result.stored.sheet.id}{for_judge}: {n_items} comparisons of {result.pairs} pairs "
-        f"over {result.scenarios} scenarios {_location(out)}"
+        f"duels {result.stored.sheet.id}{for_judge}: {n_items} comparisons of {result.n_pairs} pairs "
+        f"over {result.n_scenarios} scenarios {_location(out)}"
     )
     if n_items > _MANY_DUELS:
         print_message("use --limit for fewer comparisons")
-    if result.without_tips:
-        print_message(f"left out: {result.without_tips} answers without a tip")
-    if result.unknown_scenarios:
-        print_message(
-            f"left out: {result.unknown_scenarios} answers whose scenario is not in the current suite; see --suite"
-        )
+    if result.n_without_tips:
+        print_message(f"left out: {result.n_without_tips} answers without a tip")
+    if result.n_unknown:
+        print_message(f"left out: {result.n_unknown} answers whose scenario is not in the current suite; see --suite")
     print_message(f"next: fill in each winner, then {_apply_command(out)}")
 
 
@@ -289,9 +285,9 @@ def show_applied(applied: ApplyResult) -> None:
                 after = f"held, does not count: {_scores_text(change.given)}"
             print(f"  {change.item}: {_scores_text(change.before)} → {after}")
     would_be = "would be " if applied.dry_run else ""
-    unfinished = f", {applied.unfinished} unfinished and still pending" if applied.unfinished else ""
+    unfinished = f", {applied.n_unfinished} unfinished and still pending" if applied.n_unfinished else ""
     state = "held" if applied.held else "applied"
-    print(f"sheet {applied.sheet} by {applied.judge}: {applied.finished} items {would_be}{state}{unfinished}")
+    print(f"sheet {applied.sheet} by {applied.judge}: {applied.n_finished} items {would_be}{state}{unfinished}")
     show_verdict(applied)
 
 
@@ -331,9 +327,9 @@ def _show_duels(applied: DuelApplyResult) -> None:
     if applied.dry_run:
         for change in applied.changes:
             print(f"  {change.item}: {change.before or 'not judged'} → {change.after}")
-    unfinished = f", {applied.unfinished} unfinished and still open" if applied.unfinished else ""
+    unfinished = f", {applied.n_unfinished} unfinished and still open" if applied.n_unfinished else ""
     would_be = "would be " if applied.dry_run else ""
-    print(f"duels {applied.sheet} by {applied.judge}: {applied.finished} {would_be}applied{unfinished}")
+    print(f"duels {applied.sheet} by {applied.judge}: {applied.n_finished} {would_be}applied{unfinished}")
     if applied.in_both_orders:
         print(
             f"{applied.same_in_both_orders} of {applied.in_both_orders} match-ups have the same winner in both orders"

@@ -170,7 +170,7 @@ def run(
         Judged(
             sheet=applied.sheet,
             judge=applied.judge,
-            scored=applied.finished,
+            scored=applied.n_finished,
             unscored=len(result.unscored),
             held=applied.held,
             provisional=provisional,
@@ -223,10 +223,10 @@ def _show_result(result: JudgeResult, *, provisional: bool) -> None:
     state = "held" if applied.held else "applied"
     if provisional:
         state = "scored provisionally; the cells stay pending"
-    print(f"{applied.judge}: {applied.finished} items {state} (sheet {applied.sheet})")
+    print(f"{applied.judge}: {applied.n_finished} items {state} (sheet {applied.sheet})")
     unscored = result.unscored
     if unscored:
-        print(f"no score for {len(unscored)} of {applied.finished + applied.unfinished} items:")
+        print(f"no score for {len(unscored)} of {applied.n_finished + applied.n_unfinished} items:")
         for each in unscored[:_MAX_REASONS_SHOWN]:
             print(f"  {each.item}: {each.reason}")
         if len(unscored) > _MAX_REASONS_SHOWN:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,13 +79,13 @@ class SheetApplier:
         self._judge = filled.judge
         self._at = now_iso()  # time of this apply
         self._scores = {**stored.scores, **filled.finished}  # by item id
-        outdated = [score for item, score in stored.scores.items() if self._scores[item] != score]
-        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in outdated))
+        former = [score for item, score in stored.scores.items() if self._scores[item] != score]
+        self._replaced = (*stored.replaced, *(ReplacedScore(score, self._at) for score in former))
         self._n_blank = sum(item in stored.scores for item in filled.unfinished)  # they keep their earlier scores
         self._cell_items = self._scored_items(ItemKind.CELL)  # item ids by run id
         self._repeat_items = self._scored_items(ItemKind.REPEAT)  # item ids by run id
         self._rubrics = {stored.sheet.rubric.tag: stored.sheet.rubric}  # by tag; `_change` adds others
-        self._held = stored.status is SheetStatus.HELD  # until `run` measures the drift
+        self._held = stored.status is SheetStatus.HELD  # `run` decides it anew if it measures the drift
         self._deleted: set[str] = set()  # ids of runs deleted in MLflow
         self._wrote = False  # whether this apply has written anything to MLflow
 
@@ -99,8 +98,7 @@ class SheetApplier:
         Raises SheetsClosed if the judge has opened duels. `skip_duel_check` allows an admin to accept drift after that.
         """
         experiment, stored = find_original(store, raw, FORMAT, find_sheet)
-        # A sheet that was exported without a name belongs to the first judge who applied it.
-        expected = replace(stored.sheet, judge=stored.owner or stored.sheet.judge)
+        expected = replace(stored.sheet, judge=stored.owner)
         filled = check_sheet(raw, expected, judge=judge, allow_reserved_name=stored.provisional)
         if not stored.provisional and not skip_duel_check:
             check_no_duels(store, experiment, filled.judge)
@@ -140,9 +138,8 @@ class SheetApplier:
         complete = final or stored.provisional or len(self._scores) == len(stored.entries)
         # 1. Measure the drift, and decide whether the scores count or are held.
         drift = self._measure_drift() if complete else None
-        is_beyond = self._held  # as after the last apply, if the drift is not measured now
-        if drift is not None:
-            is_beyond = drift.verdict is Verdict.BEYOND
+        # If the drift is not measured now, the result of the last apply remains.
+        is_beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
         accepted = stored.acceptance_of(self._scores)  # reason of an earlier apply with the same scores
         if accept is not None and drift is not None and is_beyond:
             accepted = accept  # only a measured drift can be accepted
@@ -160,8 +157,8 @@ class SheetApplier:
             self._result(SheetStatus.HELD if self._held else SheetStatus.APPLIED),
             drift=drift,
             accepted=accepted,
-            revision=is_revision,
-            few=complete and not stored.provisional and not self._enough_for_numbers(),
+            is_revision=is_revision,
+            too_few_for_numbers=complete and not stored.provisional and self._too_few_for_numbers(),
             self_agreement=agreement,
             alpha=alphas,
         )
@@ -175,9 +172,9 @@ class SheetApplier:
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # `deleted` is left out: controls have no runs, so if it grows with a new item, this item is not a control.
+            # Without `n_deleted`: an item that increases it has a run, so it is not a control.
             return result
-        return replace(result, deleted=len(self._deleted & self._cell_items.keys()))
+        return replace(result, n_deleted=len(self._deleted & self._cell_items.keys()))
 
     def _result(self, status: SheetStatus, *, dry_run: bool = False) -> ApplyResult:
         """Return the result without drift and agreement; its changes include hidden items."""
@@ -204,17 +201,17 @@ class SheetApplier:
             rubric=rubric,
             judge=self._judge,
             status=status,
-            finished=len(self._scores),
-            unfinished=len(stored.entries) - len(self._scores),
+            n_finished=len(self._scores),
+            n_unfinished=len(stored.entries) - len(self._scores),
             changes=tuple(changes),
             dry_run=dry_run,
-            blank=self._n_blank,
+            n_blank=self._n_blank,
         )
 
-    def _enough_for_numbers(self) -> bool:
-        """Return whether enough items are scored for the numbers of the drift to reveal no single control."""
+    def _too_few_for_numbers(self) -> bool:
+        """Return whether so few items are scored that the numbers of the drift could reveal a control."""
         n_controls = len(list(control_scores(self.stored.entries, self._scores)))
-        return n_controls >= MIN_CONTROLS or len(self._scores) == len(self.stored.entries)
+        return n_controls < MIN_CONTROLS and len(self._scores) < len(self.stored.entries)
 
     def _measure_drift(self) -> Drift:
         """Measure the drift on the sheet's controls; if they are too few, also on those of earlier sheets."""
@@ -252,7 +249,7 @@ class SheetApplier:
             # Not `counted`, which depends on the rubrics of other judges.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
+                for old, new in zip(earlier.tips, self._scores[item].tips, strict=True):
                     yield old.scores, new.scores
 
     def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
@@ -293,16 +290,12 @@ class SheetApplier:
             run_id = run_of_item.get(item)
             if run_id is None:
                 self._imitate_write(item, already_read=cells is not None)
-            else:
-                if cells is None:
-                    may_be_outdated = True
-                else:
-                    cell = cells.get(run_id)  # None if its run was deleted
-                    may_be_outdated = cell is not None and self._change(cell) is not None
-                if may_be_outdated and self._write_if_outdated(run_id):
-                    written.append(run_id)
-                    # Only to take as long as `_imitate_write`: its update of the sheet's run also reads that run.
-                    self._store.get(self.stored.run_id)
+            elif cells is not None and self._change(cells.get(run_id)) is None:
+                pass  # already read, and nothing to write
+            elif self._write_if_outdated(run_id):
+                written.append(run_id)
+                # Only to take as long as `_imitate_write`: its update of the sheet's run also reads that run.
+                self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))
         for _ in range(_VERIFICATION_PASSES):
@@ -356,23 +349,31 @@ class SheetApplier:
 
     def _read_cell(self, run_id: str) -> AnsweredCell | None:
         """Read the cell from MLflow; None if its run was deleted."""
-        with _suppress_deleted(run_id, self._deleted):
+        try:
             return AnsweredCell(*self._store.get(run_id))
-        return None
+        except MlflowError as exc:
+            _raise_unless_deleted(exc)
+            self._deleted.add(run_id)
+            return None
 
     def _write_if_outdated(self, run_id: str) -> bool:
         """Write the sheet's scores to the run if it lacks them. Returns whether anything was written."""
-        cell = self._read_cell(run_id)
-        change = None if cell is None else self._change(cell)
-        if change is not None:
-            with _suppress_deleted(run_id, self._deleted):
-                self._store.update(run_id, change)
-                self._wrote = True
-                return True
-        return False
+        change = self._change(self._read_cell(run_id))
+        if change is None:
+            return False
+        try:
+            self._store.update(run_id, change)
+        except MlflowError as exc:
+            _raise_unless_deleted(exc)
+            self._deleted.add(run_id)
+            return False
+        self._wrote = True
+        return True
 
-    def _change(self, cell: AnsweredCell) -> RunChange | None:
-        """Return the update that adds the sheet's scores to the cell's run, or None if it has them."""
+    def _change(self, cell: AnsweredCell | None) -> RunChange | None:
+        """Return the update that adds the sheet's scores to the cell's run. None if the run has them or was deleted."""
+        if cell is None:
+            return None
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
             # Another sheet's scores count; its rubric is stored with it.
@@ -414,25 +415,22 @@ def update_floor_scores(store: RunStore, run_ids: Iterable[str], rubric: Rubric,
     """Replace the floor scores of these runs with those of this rubric. Returns the number of changed runs."""
     n_changed = 0
     for run_id in run_ids:
-        with _suppress_deleted(run_id, set()):
+        try:
             run, _ = store.get(run_id)
             if run.tags.get("scores_rubric") != rubric.tag:
                 store.update(run_id, floor_change(rubric, milliseconds(at)))
                 n_changed += 1
+        except MlflowError as exc:
+            _raise_unless_deleted(exc)
     return n_changed
 
 
-@contextmanager
-def _suppress_deleted(run_id: str, deleted: set[str]) -> Iterator[None]:
-    """If this run was deleted in MLflow, suppress the error and add its id to `deleted`."""
-    try:
-        yield
-    except MlflowError as exc:
-        is_purged = exc.code == "RESOURCE_DOES_NOT_EXIST"
-        is_marked_as_deleted = "Current state is deleted" in str(exc)
-        if not is_purged and not is_marked_as_deleted:
-            raise
-        deleted.add(run_id)
+def _raise_unless_deleted(exc: MlflowError) -> None:
+    """Raise the error again, unless its cause is that the run was deleted in MLflow."""
+    is_purged = exc.code == "RESOURCE_DOES_NOT_EXIST"
+    is_marked_as_deleted = "Current state is deleted" in str(exc)
+    if not is_purged and not is_marked_as_deleted:
+        raise exc
 
 
 def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, float | None]:
@@ -440,7 +438,7 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     scores_by_tip: list[tuple[TipScore, ...]] = []  # for each tip, its scores by all judges
     for cell in cells:
         judgements = [judgement for judgement in cell.counted if judgement.rubric == rubric.tag]
-        scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=False)
+        scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=True)
     return {
         scale.name: alpha(scale, [[score.scores[scale.name] for score in scores] for scores in scores_by_tip])
         for scale in rubric.scales
@@ -475,18 +473,18 @@ class ApplyResult:
     rubric: Rubric
     judge: str
     status: SheetStatus
-    finished: int  # fully scored items, including hidden ones
-    unfinished: int
+    n_finished: int  # fully scored items, including hidden ones
+    n_unfinished: int
     drift: Drift | None = None  # None before the first verdict and in a dry run
-    revision: bool = False  # whether an earlier apply has returned a verdict
-    few: bool = False  # whether too few items are scored to show numbers
+    is_revision: bool = False  # whether an earlier apply has returned a verdict
+    too_few_for_numbers: bool = False  # whether numbers could reveal a control, because few items are scored
     self_agreement: SelfAgreement | None = None
     alpha: Mapping[str, float | None] = field(default_factory=dict)
     changes: tuple[ItemChange, ...] = ()
     accepted: str | None = None  # reason for accepting the drift
     dry_run: bool = False
-    blank: int = 0  # items that are blank in the file but have earlier scores
-    deleted: int | None = None  # answers whose run was deleted in MLflow; None without `drift` or if `verdict_only`
+    n_blank: int = 0  # items that are blank in the file but have earlier scores
+    n_deleted: int | None = None  # answers whose run was deleted in MLflow; None without `drift` or if `verdict_only`
 
     @property
     def held(self) -> bool:
@@ -495,7 +493,7 @@ class ApplyResult:
     @property
     def verdict_only(self) -> bool:
         """Whether only `verdict` is shown, without drift, agreement and the number of deleted answers."""
-        return self.revision or self.few
+        return self.is_revision or self.too_few_for_numbers
 
     @property
     def verdict(self) -> str:
@@ -517,12 +515,12 @@ class ApplyResult:
             "sheet": self.sheet,
             "status": str(self.status),
             "judge": self.judge,
-            "applied": 0 if self.held else self.finished,
-            "held": self.finished if self.held else 0,
-            "unfinished": self.unfinished,
-            "unchecked": self.finished if self.drift is None and not self.dry_run else 0,
-            "blank": self.blank,
-            **({} if self.deleted is None else {"deleted": self.deleted}),
+            "applied": 0 if self.held else self.n_finished,
+            "held": self.n_finished if self.held else 0,
+            "unfinished": self.n_unfinished,
+            "unchecked": self.n_finished if self.drift is None and not self.dry_run else 0,
+            "blank": self.n_blank,
+            **({} if self.n_deleted is None else {"deleted": self.n_deleted}),
             "changed": len(self.changes),
             "errors": [],
             "drift": drift,
@@ -536,7 +534,7 @@ class ApplyResult:
         """Return the rounded drift. An unfinished sheet has no counts (None), an unknown verdict no numbers."""
         is_unknown = drift.verdict is Verdict.UNKNOWN
         omitted = {"icc", "se"}
-        if is_unknown or self.unfinished:
+        if is_unknown or self.n_unfinished:
             omitted |= {"n_controls", "n"}
         if is_unknown:
             omitted |= {"bias", "interval", "difference", "error", "error_limit", "contrast", "contrast_limit"}
@@ -555,20 +553,20 @@ class ApplyResult:
             messages = []
         elif self.drift is None:
             messages = ["The drift is checked once, when the last item is scored or the sheet is finished (--final)."]
-        elif self.revision:
+        elif self.is_revision:
             messages = [f"drift after revision: {self.verdict}"]
-        elif self.few:
+        elif self.too_few_for_numbers:
             reason = "Finished with few items filled: numbers would reveal control items, so there is only the verdict"
             messages = [f"{reason}: {self.verdict}"]
         else:
-            messages = self.drift.sentences(self.rubric, with_count=not self.unfinished)
-        if self.blank:
+            messages = self.drift.sentences(self.rubric, with_count=not self.n_unfinished)
+        if self.n_blank:
             messages.append(
-                f"{plural(self.blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
+                f"{plural(self.n_blank, 'item is', 'items are')} blank in the file; their earlier scores are kept"
             )
-        if self.deleted:
-            answers = plural(self.deleted, "answer was", "answers were")
-            possessive = "its" if self.deleted == 1 else "their"
+        if self.n_deleted:
+            answers = plural(self.n_deleted, "answer was", "answers were")
+            possessive = "its" if self.n_deleted == 1 else "their"
             messages.append(f"{answers} deleted in MLflow; {possessive} scores are kept with the sheet")
         return messages
 

@@ -10,17 +10,30 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetSummary
 
-# "The verdict" is the sheet's, at the end of its row's label; a dot shows only whether its bias is beyond the limit.
-# The contrast is how far the scores follow the controls' agreed scores (judge/drift.py).
+# A row's label ends with the sheet's verdict, which can be beyond the limit although no bias (dot) is.
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 
-def _scale_biases(sheet: SheetSummary) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each scale with a known bias; `beyond` is whether the bias is beyond its limit."""
+@dataclass(frozen=True)
+class DriftPoint:
+    """A judge's bias on one scale, measured by one sheet's controls."""
+
+    sheet: str
+    date: str  # ISO
+    scale: str
+    bias: float
+    low: float
+    high: float
+    beyond: bool  # whether the bias is beyond its limit
+
+
+def _sheet_points(sheet: SheetSummary) -> Iterator[DriftPoint]:
+    """Yield a point for each scale with a known bias."""
     for scale in (sheet.drift or {}).get("scales", ()):
         if (bias := scale["bias"]) is not None:
             low, high = scale["interval"] or (bias, bias)  # without an interval, only a point is drawn
-            yield {"scale": scale["scale"], "bias": bias, "low": low, "high": high, "beyond": bool(scale["beyond"])}
+            date = sheet.exported[:10]
+            yield DriftPoint(sheet.sheet, date, scale["scale"], bias, low, high, beyond=bool(scale["beyond"]))
 
 
 def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
@@ -28,11 +41,10 @@ def history_rows(history: Sequence[SheetSummary]) -> list[dict[str, Any]]:
     rows = []
     for number, sheet in enumerate(history, start=1):
         sheet_verdict = (sheet.drift or {}).get("verdict", "unknown")
-        name = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
-        for values in _scale_biases(sheet):
-            is_beyond = values.pop("beyond")
-            bias_verdict = "beyond the limit" if is_beyond else "within the limit"
-            rows.append({"number": number, "sheet": name, "judge": sheet.judge, **values, "verdict": bias_verdict})
+        label = f"{number} · {sheet.exported[:10]} · {sheet.judge} · {sheet_verdict}"
+        for point in _sheet_points(sheet):
+            verdict = "beyond the limit" if point.beyond else "within the limit"
+            rows.append({**vars(point), "sheet": label, "judge": sheet.judge, "verdict": verdict})
     return rows
 
 
@@ -72,26 +84,14 @@ MAX_POINTS = 40  # more would overlap
 _MIN_EXTENT = 1.5  # points of the score on each side of 0; makes charts comparable and does not magnify noise
 
 
-@dataclass(frozen=True)
-class DriftPoint:
-    """A judge's bias on one scale, measured by one sheet's controls."""
-
-    sheet: str
-    date: str  # ISO
-    bias: float
-    low: float
-    high: float
-    beyond: bool
-
-
 def drift_points(history: Sequence[SheetSummary], judge: str, scale: str, *, provisional: bool) -> list[DriftPoint]:
     """Return the newest MAX_POINTS points of a judge on one scale, oldest first."""
     points = [
-        DriftPoint(sheet.sheet, sheet.exported[:10], values["bias"], values["low"], values["high"], values["beyond"])
+        point
         for sheet in history
         if sheet.judge == judge and sheet.provisional == provisional
-        for values in _scale_biases(sheet)
-        if values["scale"] == scale
+        for point in _sheet_points(sheet)
+        if point.scale == scale
     ]
     return points[-MAX_POINTS:]
 

@@ -64,6 +64,25 @@ class Problem:
         return {**vars(self), "message": self.message}
 
 
+@dataclass(frozen=True)
+class Location:
+    """A location in the sheet, and the list of problems, which several locations share."""
+
+    problems: list[Problem]
+    item: str | None = None
+    tip: int | None = None
+    row: int | None = None
+
+    def at_tip(self, tip: int, raw_tip: object) -> Location:
+        return replace(self, tip=tip, row=_row_of(raw_tip) or self.row)
+
+    def add_problem(self, field: str, seen: str, expected: str) -> None:
+        """Add a problem at this location; `seen` describes the value that was found."""
+        self.problems.append(
+            Problem(item=self.item, tip=self.tip, field=field, seen=seen, expected=expected, row=self.row)
+        )
+
+
 class _ShortRepr(reprlib.Repr):
     """Formats constants as JSON does, and abbreviates very large integers."""
 
@@ -212,7 +231,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
         location.add_problem(f"scenario.{shown_name(name)}", describe_value(raw_card, name), "the card as exported")
 
 
-def name_problem(name: object, *, allow_reserved_name: bool = False) -> str | None:
+def unmet_name_requirement(name: object, *, allow_reserved_name: bool = False) -> str | None:
     """Return the requirement that a judge's name violates, or None if the name is valid."""
     normalized = normalize_name(name) if isinstance(name, str) else ""
     if not 1 <= len(normalized) <= MAX_NAME or not normalized.isprintable():
@@ -227,25 +246,6 @@ def normalize_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-@dataclass(frozen=True)
-class Location:
-    """A location in the sheet, and the list of problems, which several locations share."""
-
-    problems: list[Problem]
-    item: str | None = None
-    tip: int | None = None
-    row: int | None = None
-
-    def at_tip(self, tip: int, raw_tip: object) -> Location:
-        return replace(self, tip=tip, row=_row_of(raw_tip) or self.row)
-
-    def add_problem(self, field: str, seen: str, expected: str) -> None:
-        """Add a problem at this location; `seen` describes the value that was found."""
-        self.problems.append(
-            Problem(item=self.item, tip=self.tip, field=field, seen=seen, expected=expected, row=self.row)
-        )
-
-
 def _check_judge(
     location: Location, raw: Mapping[str, Any], owner: str | None, option: str | None, *, allow_reserved_name: bool
 ) -> str | None:
@@ -253,18 +253,17 @@ def _check_judge(
     in_file = raw.get("judge")
     if isinstance(in_file, str) and not in_file.strip():
         in_file = None
-    given = [name for name in (in_file, option, owner) if name is not None]
+    given = [name for name in (in_file, option, owner) if name is not None]  # the most binding name is last
     if not given:
         location.add_problem("judge", shown(in_file), "the judge's name: write it into the file or pass --judge NAME")
         return None
     for name in given:
-        if requirement := name_problem(name, allow_reserved_name=allow_reserved_name):
+        if requirement := unmet_name_requirement(name, allow_reserved_name=allow_reserved_name):
             location.add_problem("judge", shown(name), requirement)
             return None
-    names = [normalize_name(name) for name in given]
-    expected = names[-1]  # the owner's name; without an owner, the one of --judge, else the one in the file
+    *others, expected = map(normalize_name, given)
     reason = "as given by --judge; use one of the two names" if owner is None else "whose sheet this is"
-    for name in names:
+    for name in others:
         if name != expected:
             location.add_problem("judge", shown(name), f"{shown(expected)}, {reason}")
             return None

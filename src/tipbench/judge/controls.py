@@ -410,10 +410,10 @@ class _Balance:
 
 def _target_shares(scale: Scale) -> tuple[int, ...]:
     """Return each step's target share of the agreed scores in thousandths: most in the middle, enough at the ends."""
-    steps = scale.max - scale.min + 1
-    if steps == len(_FIVE_STEP_SHARES):
+    n_steps = scale.max - scale.min + 1
+    if n_steps == len(_FIVE_STEP_SHARES):
         return _FIVE_STEP_SHARES
-    heights = [2 + min(step, steps - 1 - step) for step in range(steps)]
+    heights = [2 + min(step, n_steps - 1 - step) for step in range(n_steps)]
     return tuple(round(_ONE_CONTROL * height / sum(heights)) for height in heights)
 
 
@@ -445,7 +445,7 @@ def agreed_controls(
             continue
         scenario, _ = cell.scenario_key
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
-        for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
+        for tip, scores in zip(cell.tips, scores_by_tip, strict=True):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}
             agreed = all(max(values) - min(values) <= _MAX_APART for values in by_scale.values())
             if tip.tip in used or not agreed:

@@ -55,7 +55,6 @@ class SelfAgreement:
     scales: tuple[ScaleAgreement, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return unrounded JSON-serializable values."""
         return asdict(self)
 
 
@@ -82,7 +81,7 @@ FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
 BIAS_RATE = 0.031  # of the tests of bias on all scales together
 POOLED_RATE = 0.003  # of the test of the error, and also of the test of the contrast
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
-# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-value scale.
+# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-step scale.
 HONEST_NOISE = 1.0  # the largest noise accepted as honest
 NOISES = np.linspace(0.05, 1.5, 59)  # values tried when estimating a judge's noise
 MIN_SPREAD = 0.25  # minimum standard deviation of errors, in the same points, so that no interval has zero width
@@ -137,7 +136,7 @@ class ScaleDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """A judge's drift, measured on controls. Pooled values are in points of a five-value scale."""
+    """A judge's drift, measured on controls. Pooled values are in points of a five-step scale."""
 
     verdict: Verdict
     n_controls: int
@@ -167,8 +166,8 @@ class Drift:
         if self.verdict is Verdict.UNKNOWN:
             return [f"Drift unknown: fewer than {MIN_CONTROLS} control tips are scored on every scale."]
         of_sheets = f" of your last {self.sheets} sheets" if self.sheets > 1 else ""
-        five_values = all(scale.max - scale.min == 4 for scale in rubric.scales)
-        points = "points" if five_values else "points of a five-step scale"
+        all_five_steps = all(scale.max - scale.min == 4 for scale in rubric.scales)
+        points = "points" if all_five_steps else "points of a five-step scale"
         if self.verdict is Verdict.FINE and self.error is not None and self.error_limit is not None:
             count = self.n_controls if with_count else "the"
             sentence = (
@@ -217,7 +216,7 @@ def measure_drift(scales: Sequence[Scale], scored: Sequence[ControlScore], *, sh
     icc = _intraclass_correlation(columns)
     by_scale = tuple(_scale_drift(column, icc, false_alarm_rate=BIAS_RATE / len(scales)) for column in columns)
     enough = len(scored) >= MIN_CONTROLS
-    error, error_limit = _pooled_error(columns, icc)
+    error, error_limit = _pooled_error(columns, icc) if scored else (None, None)
     contrast, contrast_limit = _pooled_contrast(columns, icc) if scored else (None, None)
     error_beyond = enough and error is not None and error_limit is not None and error > error_limit
     contrast_beyond = enough and contrast is not None and contrast_limit is not None and contrast < contrast_limit
@@ -247,8 +246,8 @@ class _Column:
     """The control tips on one scale, as arrays with one element per tip."""
 
     scale: Scale
-    score: Ints  # in steps above the scale's minimum
-    agreed: Ints  # the agreed score, in steps above the scale's minimum
+    score: Ints  # minus the scale's minimum
+    agreed: Ints  # the agreed score, minus the scale's minimum
     item: Ints  # index of the tip's item
     position: Floats  # of the tip's item on its sheet, from 0 to 1
 
@@ -273,9 +272,9 @@ class _Column:
         return len(np.unique(self.item))
 
     @property
-    def steps_per_point(self) -> float:
-        """Steps of this scale in one point of a five-value scale."""
-        return _steps_per_point(self.scale.max - self.scale.min)
+    def point_size(self) -> float:
+        """The size of one point of a five-step scale, in points of this scale."""
+        return _point_size(self.scale.max - self.scale.min)
 
     @property
     def honest(self) -> _HonestErrors:
@@ -309,7 +308,7 @@ class _Column:
     @property
     def spread(self) -> float:
         """The standard deviation of `excess`, at least MIN_SPREAD."""
-        least = MIN_SPREAD * self.steps_per_point
+        least = MIN_SPREAD * self.point_size
         return max(float(self.excess.std(ddof=1)), least) if self.n > 1 else least
 
     def bias_se(self, icc: float | None) -> float:
@@ -365,10 +364,10 @@ def _intraclass_correlation(columns: Sequence[_Column]) -> float | None:
     return max(0.0, (mean_between - mean_within) / total) if total > 0 else 0.0
 
 
-def _steps_per_point(steps: int) -> float:
-    # `steps` is max − min, which is 4 on a five-value scale. With less than half a step per point, an honest judge's
-    # noise would almost vanish in rounding on a scale of two values.
-    return max(steps / 4, 0.5)
+def _point_size(span: int) -> float:
+    # `span` is max − min, which is 4 on a five-step scale. On a scale of two steps, the noise of an honest judge would
+    # almost vanish in rounding if a point were smaller than 0.5.
+    return max(span / 4, 0.5)
 
 
 @dataclass(frozen=True)
@@ -381,16 +380,16 @@ class _HonestErrors:
 
 
 @lru_cache(maxsize=64)
-def _honest_errors(steps: int) -> _HonestErrors:
-    """Return the exact moments on a scale of `steps` + 1 values, for score = clip(round(agreed + normal error))."""
+def _honest_errors(span: int) -> _HonestErrors:
+    """Return the exact moments on a scale from 0 to `span`, for score = clip(round(agreed + normal error))."""
     from scipy.special import ndtr
 
-    noises = np.append(NOISES, HONEST_NOISE) * _steps_per_point(steps)
-    values = np.arange(steps + 1)
+    noises = np.append(NOISES, HONEST_NOISE) * _point_size(span)
+    values = np.arange(span + 1)
     # The axes of three-dimensional arrays are noise, agreed score and score.
     upper_ends = values[:-1] + 0.5  # of the interval that is rounded to a score; the last score has no upper end
     at_most = ndtr((upper_ends - values[:, None])[None] / noises[:, None, None])
-    certain = np.ones((len(noises), steps + 1, 1))
+    certain = np.ones((len(noises), span + 1, 1))
     cumulative = np.concatenate([np.zeros_like(certain), at_most, certain], axis=2)
     probabilities = np.diff(cumulative, axis=2)
     error = values[None, :] - values[:, None]  # by agreed score and score
@@ -431,12 +430,10 @@ def _t_quantile(false_alarm_rate: float, degrees: int) -> float:
     return float(stdtrit(degrees, 1 - false_alarm_rate / 2))
 
 
-def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float | None, float | None]:
+def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float, float]:
     """Return the pooled mean absolute error, and its limit: the largest value explained by chance."""
     total = sum(column.n for column in columns)
-    if not total:
-        return None, None
-    error = sum(float(np.abs(column.error).sum()) / column.steps_per_point for column in columns)
+    error = sum(float(np.abs(column.error).sum()) / column.point_size for column in columns)
     r = icc or 0.0
     # The correlation of |x| and |y|, if x and y are bivariate normal with the correlation r. It follows from
     # E|xy| = (sqrt(1 - r²) + r asin r) 2/pi, E|x| = sqrt(2/pi) and E x² = 1.
@@ -444,7 +441,7 @@ def _pooled_error(columns: Sequence[_Column], icc: float | None) -> tuple[float 
     mean = variance = third = inflated_variance = 0.0  # moments of the sum of an honest judge's |error|
     for column in columns:
         powers = np.array([1, 2, 3])  # the moments are in points, points² and points³
-        moments = (column.honest.absolute_moments @ column.counts) / column.steps_per_point**powers
+        moments = (column.honest.absolute_moments @ column.counts) / column.point_size**powers
         column_mean, column_variance, column_third = moments.tolist()
         mean += column_mean
         variance += column_variance
@@ -464,15 +461,13 @@ def _pooled_contrast(columns: Sequence[_Column], icc: float | None) -> tuple[flo
     for column in columns:
         values = np.arange(len(column.counts))
         mean_agreed = float(values @ column.counts) / column.n
-        centered = (values - mean_agreed) / column.steps_per_point  # x minus its mean, for each value of x
+        centered = (values - mean_agreed) / column.point_size  # x minus its mean, for each value of x
         weighted_counts = centered * column.counts
         effect = column.design_effect(icc, centered[column.agreed])
         honest_mean, honest_variance = column.honest.mean[-1], column.honest.variance[-1]
-        sxy += float(centered[column.agreed] @ column.score) / column.steps_per_point
-        honest_sxy += float(weighted_counts @ (values + honest_mean)) / column.steps_per_point
-        honest_sxy_variance += (
-            float((weighted_counts * centered) @ honest_variance) / column.steps_per_point**2 * effect
-        )
+        sxy += float(centered[column.agreed] @ column.score) / column.point_size
+        honest_sxy += float(weighted_counts @ (values + honest_mean)) / column.point_size
+        honest_sxy_variance += float((weighted_counts * centered) @ honest_variance) / column.point_size**2 * effect
         sxx += float(weighted_counts @ centered)
     if sxx <= 0:
         return None, None
@@ -514,7 +509,6 @@ class Slope:
         return not is_rounding_error and not self.ci_low <= 0 <= self.ci_high
 
     def to_json(self) -> dict[str, Any]:
-        """Return unrounded JSON-serializable values."""
         return {**asdict(self), "beyond": self.beyond}
 
 
@@ -590,7 +584,7 @@ def _fatigue(sheets: Sequence[Sequence[_Column]]) -> Slope | None:
         errors_at: dict[float, list[float]] = defaultdict(list)  # by position: |error| minus an honest judge's mean
         for column in columns:
             honest_mean = column.honest.absolute_moments[0]
-            absolute_excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.steps_per_point
+            absolute_excess = (np.abs(column.error) - honest_mean[column.agreed]) / column.point_size
             for position, error in zip(column.position.tolist(), absolute_excess.tolist(), strict=True):
                 errors_at[position].append(error)
         positions, errors = list(errors_at), [fmean(values) for values in errors_at.values()]
@@ -612,8 +606,8 @@ def _compression(columns: Sequence[_Column]) -> Slope | None:
     if n_items < _MIN_ITEMS:
         return None
     # For each scale, the agreed scores and the errors, minus their means.
-    xs = [(column.agreed - column.agreed.mean()) / column.steps_per_point for column in columns]
-    ys = [(column.excess - column.excess.mean()) / column.steps_per_point for column in columns]
+    xs = [(column.agreed - column.agreed.mean()) / column.point_size for column in columns]
+    ys = [(column.excess - column.excess.mean()) / column.point_size for column in columns]
     sxx = sum(float(x @ x) for x in xs)
     if not sxx:
         return None

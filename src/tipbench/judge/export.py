@@ -50,13 +50,13 @@ class ExportResult:
     """A sheet stored in MLflow, ready to be sent to a judge, with counts for warnings."""
 
     stored: StoredSheet
-    unknown_scenarios: int = 0  # cells whose scenario is not in the suite
-    older_rubric: int = 0  # cells judged under another rubric, skipped without --rejudge
-    other_conditions: int = 0  # cells with other conditions than the newest cell; compare excludes them
-    added: int = 0  # cells beyond the limit, added so that the sheet has enough control tips
+    n_unknown: int = 0  # cells whose scenario is not in the suite
+    n_other_rubric: int = 0  # cells scored under another rubric, skipped without --rejudge
+    n_other_conditions: int = 0  # cells on the sheet with other conditions than the newest cell; compare excludes them
+    n_added: int = 0  # cells beyond the limit, added so that the sheet has enough control tips
 
     @property
-    def cells(self) -> int:
+    def n_cells(self) -> int:
         """The number of cells on the sheet, without hidden items."""
         return sum(entry.kind is ItemKind.CELL for entry in self.stored.entries)
 
@@ -85,39 +85,36 @@ def export_sheet(
     rubric = material.rubric
     known_cells = {cell.run.run_id: cell for cell in cells if cell.scenario_key in material.cards}
     n_unknown = len(cells) - len(known_cells)
-    outdated_runs = {
-        run_id for run_id, cell in known_cells.items() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
-    }
-    seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     eligible = [
         cell.to_eligible(_judges_who_scored(cell, rubric.tag, request))
         for run_id, cell in known_cells.items()
         if not cell.floored and (request.only is None or run_id in request.only) and run_id not in request.without
     ]
     scenarios_with_controls = {control.scenario for control in material.controls}
-    rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     design = read_design(experiment.tags)
     planned_scenarios = design.scenarios if design else ()
     first_scenarios = (*planned_scenarios, *request.first)
+    seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
+    rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     chosen = choose_cells(eligible, request, scenarios_with_controls, rng, first_scenarios)
+    with_other_rubric = [
+        cell for cell in known_cells.values() if cell.run.tags.get("scores_rubric", rubric.tag) != rubric.tag
+    ]
     outdated_floors: tuple[str, ...] = ()
     if request.rejudge and not request.provisional:
-        outdated_floors = tuple(
-            run_id for run_id, cell in known_cells.items() if cell.floored and run_id in outdated_runs
-        )
+        outdated_floors = tuple(cell.run.run_id for cell in with_other_rubric if cell.floored)
     if not chosen:
         message = ""
         if outdated_floors:
-            changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
+            n_changed = update_floor_scores(store, outdated_floors, rubric, now_iso())
             store.mark_changed(experiment.experiment_id)
-            message = f"{changed} answers without a usable tip were rescored under {rubric.id}. "
+            message = f"{n_changed} answers without a usable tip were rescored under {rubric.id}. "
         message += _nothing_pending_message(experiment.name, request, list(known_cells.values()), n_unknown)
         raise NotEnoughData(message)
     sheet_id = uuid.uuid4().hex[:12]
     history = _judge_history(store, experiment, request, rubric.tag, known_cells.values())
 
     def compose_entries(selected: Sequence[EligibleCell]) -> tuple[SheetEntry, ...]:
-        # By scenario id: the cell's scenario_key, which also has the content hash, gives the version of its card.
         cards = {cell.scenario: material.cards[known_cells[cell.run_id].scenario_key] for cell in selected}
         return compose(selected, cards, material.controls, rubric, history, sheet_id=sheet_id, rng=rng)
 
@@ -147,18 +144,17 @@ def export_sheet(
         provisional=request.provisional,
         owner=request.judge,
         outdated_floors=outdated_floors,
-        seed=seed,
     )
-    run_id = record_sheet(store, experiment.experiment_id, stored)
+    run_id = record_sheet(store, experiment.experiment_id, stored, seed=seed)
     store.mark_changed(experiment.experiment_id)
     newest_run = max(known_cells.values(), key=lambda cell: cell.run.start_ms).run
     conditions = newest_run.tags.get("conditions")
     return ExportResult(
         replace(stored, run_id=run_id),
-        unknown_scenarios=n_unknown,
-        older_rubric=0 if request.rejudge else len(outdated_runs),
-        other_conditions=sum(known_cells[cell.run_id].run.tags.get("conditions") != conditions for cell in chosen),
-        added=n_added,
+        n_unknown=n_unknown,
+        n_other_rubric=0 if request.rejudge else len(with_other_rubric),
+        n_other_conditions=sum(known_cells[cell.run_id].run.tags.get("conditions") != conditions for cell in chosen),
+        n_added=n_added,
     )
 
 

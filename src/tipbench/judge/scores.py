@@ -26,7 +26,7 @@ _MAX_REPLACED = 5  # replaced judgements per sheet in a cell's history; the shee
 
 @dataclass(frozen=True)
 class Judgement:
-    """One judge's scores of one cell under one rubric."""
+    """One judge's scores of one cell. Cells store a Judgement for each judge, sheets an ItemScore for each item."""
 
     judge: str
     sheet: str
@@ -158,12 +158,9 @@ def _limit_history(history: Sequence[Judgement]) -> tuple[Judgement, ...]:
         if seen[judgement.sheet] == 1:
             kept.append(judgement)
         elif seen[judgement.sheet] <= _MAX_REPLACED:
-            kept.append(_without_notes(judgement))
+            tips_without_notes = tuple(replace(tip, note="") for tip in judgement.tips)
+            kept.append(replace(judgement, tips=tips_without_notes))
     return tuple(reversed(kept))
-
-
-def _without_notes(judgement: Judgement) -> Judgement:
-    return replace(judgement, tips=tuple(replace(tip, note="") for tip in judgement.tips))
 
 
 def _without(judgements: Mapping[str, Judgement], judge: str) -> dict[str, Judgement]:
@@ -233,7 +230,8 @@ def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) ->
         tags |= {"state": str(RunState.JUDGED), "judge_pending": "false", "scores_rubric": rubric}
         if rubric in rubrics:
             texts[RUBRIC] = rubrics[rubric].text
-    elif scores.held:  # the cell may have been judged before
+    elif scores.held:
+        # Sets back a cell that was judged before.
         tags |= {"state": str(RunState.PENDING), "judge_pending": "true"}
     tags["judges"] = json.dumps(sorted(judgement.judge for judgement in counted), ensure_ascii=False)
     tags["held"] = str(bool(scores.held)).lower()

@@ -63,12 +63,10 @@ class TipScore:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scores as JSON-serializable values."""
         return {"scores": dict(self.scores), "overlong": self.overlong, "note": self.note}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TipScore:
-        """Parse the output of `to_json`."""
         return cls({name: int(score) for name, score in raw["scores"].items()}, bool(raw["overlong"]), raw["note"])
 
 
@@ -86,7 +84,6 @@ class ItemScore:
 
     @classmethod
     def from_json(cls, item: str, raw: Mapping[str, Any]) -> ItemScore:
-        """Parse the output of `to_json`."""
         return cls(item, bool(raw["format_ok"]), tuple(map(TipScore.from_json, raw["tips"])))
 
 
@@ -103,7 +100,7 @@ class Sheet(Generic[ItemT]):
     judge: str | None  # None if the judge enters a name in the file
     rubric: Rubric
     items: tuple[ItemT, ...]
-    instructions: str = ""  # as exported; if empty, `instructions()` is used
+    instructions: str
 
 
 TipSheet = Sheet[TipItem]
@@ -148,19 +145,17 @@ def sheet_json(sheet: TipSheet, scores: Mapping[str, ItemScore] | None = None) -
                 "tips": tips,
             }
         )
-    return file_json(FORMAT, sheet, sheet.instructions or instructions(sheet.rubric), items)
+    return file_json(FORMAT, sheet, items)
 
 
-def file_json(
-    format_: str, sheet: Sheet[ItemT], instructions: str, items: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def file_json(format_: str, sheet: Sheet[ItemT], items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the outer object of a sheet file, of tips or duels; `items` are already JSON-serializable."""
     return {
         "format": format_,
         "sheet": sheet.id,
         "experiment": sheet.experiment,
         "judge": sheet.judge,
-        "instructions": instructions,
+        "instructions": sheet.instructions,
         "rubric": {"id": sheet.rubric.id, "sha256": sheet.rubric.sha256, "text": sheet.rubric.text},
         "items": list(items),
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 from tipbench.errors import SheetRefused, UsageError
 from tipbench.judge.check import CSV_ROW, MAX_PROBLEMS, Problem, refusal, shown, shown_name
-from tipbench.judge.sheet import FORMAT, ItemScore, TipItem, TipSheet, instructions
+from tipbench.judge.sheet import FORMAT, ItemScore, TipItem, TipSheet
 from tipbench.record.texts import escape, unescape
 
 BOM = "\ufeff"  # byte order mark; some spreadsheets need it to detect UTF-8
@@ -28,8 +28,6 @@ MAX_ROWS = 200_000
 _COLUMNS_BEFORE_SCORES = ("row", "item", "number", "scenario", "tip", "rationale")
 _COLUMNS_AFTER_SCORES = ("format_ok", "overlong", "note", "scenario_id", "sha256")
 _REQUIRED_COLUMNS = ("row", "item", "number", "tip", "rationale", "format_ok", "overlong", "sha256")
-# The values of "item" in the rows "about".
-_ABOUT_NAMES = ("format", "sheet", "experiment", "judge", "rubric id", "rubric sha256")
 _SEPARATORS = ",;\t"
 _NUMBER_PUNCTUATION = r"\s.,:/%eE+\-"
 _UNSAFE_CELL = re.compile(
@@ -215,10 +213,17 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
 
 
 def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
-    values = (FORMAT, sheet.id, sheet.experiment, sheet.judge or "", sheet.rubric.id, sheet.rubric.sha256)
-    for name, value in zip(_ABOUT_NAMES, values, strict=True):
+    about = {
+        "format": FORMAT,
+        "sheet": sheet.id,
+        "experiment": sheet.experiment,
+        "judge": sheet.judge or "",
+        "rubric id": sheet.rubric.id,
+        "rubric sha256": sheet.rubric.sha256,
+    }
+    for name, value in about.items():
         yield {"row": "about", "item": name, "tip": value}
-    yield {"row": "instructions", "tip": sheet.instructions or instructions(sheet.rubric)}
+    yield {"row": "instructions", "tip": sheet.instructions}
     names = ", ".join(SCORE_PREFIX + name for name in sheet.rubric.scale_names)
     yield {
         "row": "instructions",

@@ -115,13 +115,13 @@ class StoredSheet:
     exported: str  # ISO time
     provisional: bool = False
     outdated_floors: tuple[str, ...] = ()  # runs whose floor scores are updated to the sheet's rubric on apply
-    seed: int = 0
-    run_id: str = ""
+    run_id: str = ""  # empty until recorded
+    # The fields below change when scores are applied.
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
     replaced: tuple[ReplacedScore, ...] = ()
-    acceptance: str | None = None  # reason for accepting the drift; see `accepted_for`
-    accepted_for: str | None = None  # `scores_fingerprint` of the only scores that `acceptance` is valid for
+    acceptance: str | None = None  # why the drift of the scores in `accepted_for` was accepted
+    accepted_for: str | None = None  # `scores_fingerprint` of these scores
     drift: Mapping[str, Any] | None = None  # None until it is first measured
     final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes of scores after the drift was first measured
@@ -161,11 +161,11 @@ def milliseconds(iso: str) -> int:
     return int(datetime.fromisoformat(iso).timestamp() * 1000)
 
 
-def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> str:
+def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet, *, seed: int) -> str:
     """Store a new sheet and return its run id. Call it before the file is sent to a judge."""
     sheet, entries = stored.sheet, stored.entries
     content = {
-        "instructions": sheet.instructions or instructions(sheet.rubric),
+        "instructions": sheet.instructions,
         "cards": {item.card["id"]: item.card for item in sheet.items},
         "items": [[item.id, item.card["id"], item.format_ok, list(map(astuple, item.tips))] for item in sheet.items],
     }
@@ -183,7 +183,7 @@ def record_sheet(store: RunStore, experiment_id: str, stored: StoredSheet) -> st
     run = judging_run(
         sheet,
         stored.exported,
-        stored.seed,
+        seed,
         name=f"sheet {sheet.id}",
         metrics={**counts, "n_control_tips": float(sum(len(entry.controls) for entry in entries))},
         tags={"provisional": str(stored.provisional).lower()},
@@ -296,14 +296,13 @@ def _read_sheets(store: RunStore, experiment: Experiment, where: Mapping[str, st
                 )
             )
         items = tuple(entry.item for entry in entries)
-        instructions_text = content.get("instructions", "")
+        text = content.get("instructions", instructions(rubric))  # earlier versions of tipbench did not store it
         return StoredSheet(
-            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, instructions_text),
+            sheet=Sheet(run.tags["sheet"], experiment.name, key["judge"], rubric, items, text),
             entries=tuple(entries),
             exported=run.tags["exported_at"],
             provisional=run.tags.get("provisional") == "true",
             outdated_floors=tuple(key["refloor"]),
-            seed=int(run.params["seed"]),
             run_id=run.run_id,
             status=SheetStatus(run.tags["sheet_status"]),
             scores=scores,

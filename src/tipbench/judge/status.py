@@ -35,7 +35,6 @@ class JudgeStatus:
     trends: Trends | None = None  # over the sheets with a drift verdict and the newest sheet's rubric
 
     def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON-serializable values."""
         fields = {"drift" if name == "verdict" else name: value for name, value in asdict(self).items()}
         return {**fields, "trends": self.trends.to_json() if self.trends else None}
 
@@ -56,7 +55,6 @@ class SheetSummary:
 
     @classmethod
     def of(cls, stored: StoredSheet) -> SheetSummary:
-        """Return the summary of a stored sheet."""
         return cls(
             sheet=stored.sheet.id,
             judge=stored.owner,
@@ -101,7 +99,6 @@ class JudgingStatus:
         return "count" if judge.cells else "none"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON-serializable values."""
         judges = [each.to_json() for each in self.judges]
         open_keys = ("sheet", "judge", "exported", "provisional", "items", "finished")
         open_sheets = [{key: getattr(sheet, key) for key in open_keys} for sheet in self.open_sheets]

@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 
 from tipbench.errors import TipbenchError, UsageError
 from tipbench.files import convert_home_errors, create_private
-from tipbench.judge.check import name_problem, normalize_name
+from tipbench.judge.check import normalize_name, unmet_name_requirement
 from tipbench.sqlite import Database, Row
 from tipbench.text import iso
 from tipbench.web.database import panel_folder
@@ -174,7 +174,7 @@ def digest(secret: str) -> str:
 
 def normalize_token_name(name: str, role: Role) -> str:
     """Return the normalised name of a token. Raises UsageError if it is invalid."""
-    if requirement := name_problem(name, allow_reserved_name=role is not Role.JUDGE):
+    if requirement := unmet_name_requirement(name, allow_reserved_name=role is not Role.JUDGE):
         raise UsageError(f"A token's name must be {requirement} (got {name[:80]!r}).")
     if normalize_name(name) == EVERYBODY:
         raise UsageError(f"A token's name must not be {EVERYBODY}, which means all judges. Choose another.")

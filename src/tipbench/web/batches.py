@@ -15,7 +15,7 @@ from urllib.parse import quote
 from fastapi import FastAPI
 
 from tipbench.errors import NotEnoughData, TipbenchError
-from tipbench.judge.check import name_problem
+from tipbench.judge.check import unmet_name_requirement
 from tipbench.judge.duels import duel_json, export_duels, find_duel, stored_duel_sheets
 from tipbench.judge.sheet import sheet_json
 from tipbench.judge.sheet_store import SheetStatus, find_sheet
@@ -99,7 +99,7 @@ class BatchService:
         Only creating a batch needs MLflow. A repeated request with the same idempotency key returns the same batch,
         even if it is closed.
         """
-        if requirement := name_problem(who.name):
+        if requirement := unmet_name_requirement(who.name):
             raise Forbidden(
                 f"A judge has {requirement}; this token is named {who.name[:60]!r}. Judge with another token."
             )

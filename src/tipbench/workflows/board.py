@@ -10,7 +10,7 @@ from tipbench.compare.cells import BoardCells, CellFilter, without_reference_pro
 from tipbench.compare.leaderboard import Leaderboard, read_leaderboard
 from tipbench.compare.matrix import ALL, Pair, Side, parse_pair
 from tipbench.errors import InvalidOption
-from tipbench.judge.check import name_problem, normalize_name
+from tipbench.judge.check import normalize_name, unmet_name_requirement
 from tipbench.record.reader import parse_filter
 from tipbench.record.store import Experiment, RunStore
 
@@ -89,7 +89,7 @@ def judge_name(text: str | None) -> str | None:
     """Return the normalized name of a judge, or None without a name. Raises InvalidOption."""
     if text is None:
         return None
-    if requirement := name_problem(text):
+    if requirement := unmet_name_requirement(text):
         raise InvalidOption("judge", f"takes {requirement} (got {text[:80]!r}).")
     return normalize_name(text)
 

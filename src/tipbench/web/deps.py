@@ -62,6 +62,15 @@ class MlflowConnection:
                 self._must_locate = False
             return self._opened
 
+    def open_running(self) -> TrackingStore:
+        """Return the connection without starting the local server, which may have been stopped on purpose.
+
+        Raises LocalMlflowError if no MLflow is found.
+        """
+        if self._given is None:
+            find_tracking(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
+        return self.open()
+
     def locate_again(self) -> None:
         """Locate the server again on the next `open`: a local server may have restarted on another port."""
         self._must_locate = True
@@ -100,7 +109,7 @@ class MlflowConnection:
 
 @dataclass(frozen=True)
 class Panel:
-    """State of one application, created by `app.create_app` and stored in `app.state.panel`."""
+    """State of one application, created by `app.make_panel` and stored in `app.state.panel`."""
 
     settings: Settings
     options: PanelOptions

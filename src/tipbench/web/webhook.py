@@ -1,4 +1,9 @@
-"""The webhook: checks experiments for new pending cells, and sends signed messages about them to a receiver."""
+"""The webhook: checks experiments for new pending cells, and sends signed messages about them to a receiver.
+
+A thread calls `Webhook.tick` once a second. When a check is due, `WebhookWatcher` looks for new pending cells and
+queues a *delivery* about them in `WebhookStore`. `Poster` then sends the deliveries that are due. A failed attempt is
+repeated after longer and longer waits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,6 @@ from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.collect import TrackingStore
-from tipbench.record.mlflow import find_tracking
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
@@ -426,8 +430,10 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
 
 
 class _Change(NamedTuple):
-    revision: str  # when the watcher last looked, whether or not it then saved a check
-    since: float  # when the watcher found the first change
+    """A change of an experiment that is not reported yet, because the experiment may still be changing."""
+
+    revision: str  # at the latest check
+    since: float  # time of the check that found the change
 
 
 class WebhookWatcher:
@@ -474,7 +480,7 @@ class WebhookWatcher:
                 try:
                     self._check_experiment(tracking, experiment)
                 except MlflowUnavailable:
-                    raise
+                    raise  # the other experiments cannot be read either
                 except TipbenchError as exc:
                     problems.append(exc)
         except TipbenchError as exc:
@@ -503,12 +509,11 @@ class WebhookWatcher:
             return
         now = self._clock()
         change = self._changing.get(experiment_key)
-        since = change.since if change else now
-        self._changing[experiment_key] = _Change(current, since)
-        # The panel does not see when another program finishes a collect. It waits until two checks find the same
-        # revision, so that all cells are reported together.
-        is_settled = (change is not None and change.revision == current) or now - since >= MAX_CHANGING_S
-        if experiment.name not in self._collected and not is_settled:
+        # The panel does not see when another program finishes a collect. So that all cells are reported together, it
+        # waits until two checks in a row find the same revision.
+        is_settled = change is not None and (change.revision == current or now - change.since >= MAX_CHANGING_S)
+        if not (is_settled or experiment.name in self._collected):
+            self._changing[experiment_key] = _Change(current, since=change.since if change else now)
             return
         self._changing.pop(experiment_key, None)
         runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
@@ -608,22 +613,14 @@ class Webhook:
                 wait_s = 10 * TICK_S
 
 
-def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, check_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel.
-
-    With `check_mlflow`, the watcher's check for pending cells fails if MLflow is not running. Without it, the watcher
-    just calls `panel.mlflow.open`: for a panel with a tracking store passed in, which needs no MLflow.
-    """
-
-    def open_mlflow() -> TrackingStore:
-        if check_mlflow:
-            # Called to raise if no MLflow is found: open() would start the local one, which may have been stopped on
-            # purpose.
-            find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
-        return panel.mlflow.open()
-
+def make_webhook(options: WebhookOptions, panel: Panel, database: Database) -> Webhook:
+    """Create the webhook of a panel."""
     store = WebhookStore(database, options.receiver)
     watcher = WebhookWatcher(
-        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.mlflow.locate_again
+        store,
+        panel.jobs.store,
+        panel.mlflow.open_running,
+        every_s=options.watch_s,
+        on_unavailable=panel.mlflow.locate_again,
     )
     return Webhook(Poster(options), store, watcher, is_leader=lambda: panel.jobs.supervisor.holds_lock)

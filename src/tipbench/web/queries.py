@@ -34,9 +34,9 @@ from tipbench.web.errors import Invalid, NotFound, convert_option_errors, valida
 from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-# Maximum number of cached snapshots. A snapshot is all runs of one kind in an experiment; four of 2400 cells each take
-# about 40 MB.
-SNAPSHOTS = 4
+# A snapshot is all runs of one kind in an experiment; one of 2400 cells takes about 10 MB.
+CACHED_EXPERIMENTS = 4  # whose snapshots fit in the cache together
+SNAPSHOTS = 2 * CACHED_EXPERIMENTS  # a leaderboard needs the cells and the sheets
 # Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and
 # the judging status need them. Other texts, such as prompts, are read on demand.
 _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -227,9 +227,9 @@ class Queries:
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        # One snapshot per experiment, of its cells. The one of its sheets, which a board may load, is not counted.
-        fits_cache = len(all_experiments) <= SNAPSHOTS
-        rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
+        # Loading the snapshots of more experiments would evict those in use.
+        load_snapshots = len(all_experiments) <= CACHED_EXPERIMENTS
+        rows = tuple(self._experiment_row(store, experiment, load_snapshots=load_snapshots) for experiment in page)
         return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
 
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
@@ -337,14 +337,13 @@ class Queries:
 
         return self.large_cache.get(key, revision(experiment), load)
 
-    def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
+    def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshots: bool) -> dict[str, Any]:
         """Return an experiment with its numbers of cells by state, and its leader.
 
-        With `load_snapshot`, the snapshot of the cells may be loaded. Without, it is used only if it is cached: loading
-        many would evict those in use. If then neither snapshot nor board is cached, the leader is None.
+        Without `load_snapshots`, the leader is None if neither the cells nor the board are cached.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
-        use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
+        use_snapshot = load_snapshots or self.snapshots.has(key, revision(experiment))
         source = self.cached_store(store, experiment) if use_snapshot else store
         held_sheets = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
 

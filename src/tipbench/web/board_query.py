@@ -16,7 +16,7 @@ from pydantic import validate_call
 
 from tipbench.charts import THEMES, to_svg
 from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
-from tipbench.compare.cells import is_reference
+from tipbench.compare.cells import BoardCell, is_reference
 from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
@@ -147,18 +147,18 @@ def chart(
 
 
 _API_PATH = "/api/bench/leaderboard"
-_MAX_CHIP_CHARS = 60  # of a chip's label, and of its value
+_MAX_FILTER_CHARS = 60  # of the label of an active filter, and of its value
 _FILTER_NAMES = {key: name for name, key in FILTERS.items()}
 Params = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Chip:
-    """An active filter and the URL of the board without it."""
+class ActiveFilter:
+    """A filter of a board, or another option that is not the default."""
 
     label: str
     value: str
-    remove: str
+    url_without: str  # of the board without it
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class BoardUrl:
     def run(self, run_id: str) -> str:
         return experiment_path(self.experiment, "runs", run_id)
 
-    def chips(self) -> list[Chip]:
-        """Return the active filters."""
+    def active_filters(self) -> list[ActiveFilter]:
+        """Return the active filters, shortened for display."""
         query = self.query
         filters: list[tuple[str, str, dict[str, Any]]] = []  # label, value, change of the query that removes the filter
         for key, value in query.where:
@@ -228,7 +228,11 @@ class BoardUrl:
         if query.baseline is not None:
             filters.append(("baseline", baseline_text(query), {"baseline": None}))
         return [
-            Chip(short_name(label, _MAX_CHIP_CHARS), short_name(value, _MAX_CHIP_CHARS), self.with_changes(**change))
+            ActiveFilter(
+                short_name(label, _MAX_FILTER_CHARS),
+                short_name(value, _MAX_FILTER_CHARS),
+                self.with_changes(**change),
+            )
             for label, value, change in filters
         ]
 
@@ -334,17 +338,17 @@ class RowResult:
 
 @dataclass(frozen=True)
 class ScenarioComparison:
-    """The results of two rows in one scenario; `difference` is own − other, or None unless both are judged."""
+    """The results of two rows in one scenario."""
 
     scenario: str
     card: Mapping[str, Any] | None
     own: RowResult
     other: RowResult | None
-    difference: float | None
+    difference: float | None  # own − other; None if a row is not judged in this scenario
 
     @property
     def outcome(self) -> Outcome | None:
-        """The own row's outcome, by the difference rounded as on pages. None without a difference."""
+        """The own row's outcome, by the difference as rounded on pages; None without a difference."""
         if self.difference is None:
             return None
         shown_difference = round(self.difference, 2)
@@ -429,10 +433,7 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the baseline; without one, or for the baseline itself, the leader; for the leader itself, the runner-up.
-
-    Without a leader, or without another ranked row, returns the first other row with a score, or None.
-    """
+    """Return the first of baseline, leader and runner-up that is another row; if none is, the next row with a score."""
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
         (board.baseline, "baseline", standing.result.to_baseline),
@@ -441,7 +442,7 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     for pair, role, difference in named_rows:
         if pair is not None and pair != standing.pair and pair in rows:
             return OtherRow(rows[pair], role, difference)
-    # Otherwise, the row is itself the leader, or there is no leader.
+    # The row is the leader itself, or there is no leader.
     first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if first_scored is None:
         return None
@@ -463,7 +464,7 @@ def _comparisons(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, own: Pair, other: Pair | None
 ) -> Iterator[ScenarioComparison]:
     """Yield the comparison in every scenario that the own row has answers to."""
-    # The comparison is by scenario, even if the page's board is clustered by persona. Scores need no baseline.
+    # Rows are compared by scenario, even if the board is clustered by persona. Scores do not depend on the baseline.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
     all_pairs = {cell.pair for cell in all_cells.cells}
@@ -475,22 +476,30 @@ def _comparisons(
     scenario_answers = read_answers(cached_store, experiment, board, replace(all_cells, cells=compared_cells))
     own_results = _row_results(board, own, own_pairs, scenario_answers)
     other_results = _row_results(board, other, other_pairs, scenario_answers) if other is not None else {}
-    runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
-    for cell in compared_cells:
-        runs[cell.scenario].append(cell.run)
-    cards: dict[str, Mapping[str, Any] | None] = {}
-    for each in scenario_answers:
-        # A cell that failed after the scenario's content changed is on the board with the new content, beside answers
-        # to the old content. The card of the newest answer is shown; if all cells failed, that of the newest run.
-        newest = newest_run(runs[each.scenario])
-        if any(answer.run_id == newest.run_id for answer in each.answers):
-            cards[each.scenario] = each.card
+    cards = _cards(scenario_answers, compared_cells)
     for scenario, own_result in own_results.items():
         other_result = other_results.get(scenario)
         difference = None
         if other_result is not None and own_result.composite is not None and other_result.composite is not None:
             difference = own_result.composite - other_result.composite
         yield ScenarioComparison(scenario, cards[scenario], own_result, other_result, difference)
+
+
+def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCell]) -> dict[str, Any]:
+    """Return one card per scenario.
+
+    A scenario's failed cells may have another content version than its answers. The card is that of the newest answer,
+    or of the newest failed cell if there is no answer.
+    """
+    runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
+    for cell in cells:
+        runs[cell.scenario].append(cell.run)
+    newest_ids = {newest_run(scenario_runs).run_id for scenario_runs in runs.values()}
+    return {
+        each.scenario: each.card
+        for each in scenario_answers
+        if any(answer.run_id in newest_ids for answer in each.answers)
+    }
 
 
 def _row_results(

@@ -263,7 +263,7 @@ def _board_page(
         "board": result.board,
         "problem": result.problem,
         "url": url,
-        "chips": [(f"{chip.label}: {_short(chip.value)}", chip.remove) for chip in url.chips()],
+        "chips": [(f"{each.label}: {_short(each.value)}", each.url_without) for each in url.active_filters()],
         "options": options_of(url, result.board, available, judging),
         "recorded": available.n_cells,
         "pending": judging.pending,

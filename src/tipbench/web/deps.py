@@ -191,10 +191,13 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# On a router, LIMIT_SHEET_REQUESTS comes before authorisation. Authorisation reads the body for the CSRF token, so the
-# body's limit must be set first. With the scope "function", dependencies end before the response is sent, the last one
-# in the list first: LIMIT_FILLED_SHEETS releases its slot, FIX_RESPONSE_TIME delays the response, and only then does
-# LIMIT_SHEET_REQUESTS release the token's slot, so that other requests of the token do not reveal when the work ended.
+# Use them in this order, and before authorisation. Authorisation reads the body for the CSRF token, so
+# LIMIT_SHEET_REQUESTS must have set the body's limit. With the scope "function", dependencies end before the response
+# is sent, the last one first:
+# - LIMIT_FILLED_SHEETS releases its slot.
+# - FIX_RESPONSE_TIME delays the response.
+# - LIMIT_SHEET_REQUESTS releases the token's slot. If it did so before the delay, other requests of the token would
+#   reveal when the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

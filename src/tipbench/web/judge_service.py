@@ -263,7 +263,7 @@ class UploadStore:
         self._lock = threading.Lock()
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
 
-    def keep(
+    def add(
         self,
         owner: str,
         experiment: str,
@@ -299,7 +299,7 @@ class UploadStore:
             return None
         return upload
 
-    def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
+    def save_outcome(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
         with self._lock:
             if upload.id in self._uploads:

@@ -1,4 +1,4 @@
-"""Read queries of the panel, cached until their experiment changes, and the filters of its lists of runs."""
+"""Read queries of the panel, cached until the experiment changes, and the filters of a list of runs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class SnapshotStore:
         return getattr(self._store, name)
 
 
-# Maximum number of entries in each cache of `Queries`.
+# Maximum number of entries in the other caches of `Queries`.
 SMALL = 256  # leaderboards, judging status and other small values
 COUNTS = 256  # cell counts; grows to the number of experiments
 LARGE = 8  # reports, answers and cells of leaderboards, up to a few MB each
@@ -121,7 +121,7 @@ class ExperimentsPage:
 
     items: tuple[dict[str, Any], ...] = ()
     next: str | None = None
-    total: int = 0  # number of all experiments, not only the matching ones
+    n_all: int = 0  # number of all experiments, not only the matching ones
 
 
 RunSort = Literal["-started", "composite", "-composite"]
@@ -173,7 +173,7 @@ class RunFilters(BaseModel):
         return {"kind": str(self.kind), **dict(where)}
 
     @property
-    def narrowed(self) -> bool:
+    def is_filtered(self) -> bool:
         """Whether any filter is set. `kind` and `superseded` do not count."""
         return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
@@ -230,7 +230,7 @@ class Queries:
         # Loading the snapshots of more experiments would evict those in use.
         load_snapshots = len(all_experiments) <= CACHED_EXPERIMENTS
         rows = tuple(self._experiment_row(store, experiment, load_snapshots=load_snapshots) for experiment in page)
-        return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
+        return ExperimentsPage(rows, next_cursor, n_all=len(all_experiments))
 
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""

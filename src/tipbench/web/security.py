@@ -339,9 +339,9 @@ class ConcurrencyLimits:
     async def wait_to_respond(self, arrived: float) -> None:
         """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
-        To apply a judge's scores of a real answer, the notes of its other judges are written again with them. For a
-        control, this is imitated with the notes of the next cell. Where the lengths of these notes differ, a judge
-        could recognise controls by the response time without the wait.
+        Applying the scores of a real answer also writes the notes of its other judges again. For a control, the notes
+        of another answer are written instead. They can have another length, so without the wait a judge could recognise
+        controls by the response time.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

@@ -190,8 +190,8 @@ class JobService:
                 return job, None
             position = self.queue_positions().get(job_id)
             if position is not None:
-                break
-        return job, position
+                return job, position
+        return job, None
 
     def page(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""

@@ -31,7 +31,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound, convert_option_errors, validate_part
-from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
 # A snapshot is all runs of one kind in an experiment; one of 2400 cells takes about 10 MB.
@@ -156,12 +156,8 @@ class RunFilters(BaseModel):
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
-    limit: int = Field(
-        DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}."
-    )
-    next: str | None = Field(
-        None, max_length=MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
-    )
+    limit: Limit = DEFAULT_LIMIT
+    next: Next = None
 
     @property
     def where_filters(self) -> dict[str, str]:

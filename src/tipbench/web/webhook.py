@@ -39,7 +39,7 @@ from tipbench.web.api.models import AttemptShape, DeliveryShape, HookShape
 from tipbench.web.deps import Panel
 from tipbench.web.options import check_secret
 from tipbench.web.queries import revision
-from tipbench.web.security import host_name
+from tipbench.web.security import host_name, host_without_port
 from tipbench.web.signing import MIN_SECRET_LENGTH, signed_headers
 
 log = logging.getLogger("tipbench.web")
@@ -125,13 +125,8 @@ def _allowed_host(text: str) -> str:
     """Return an entry of `hook_hosts` as an element of WebhookOptions.hosts. Raises UsageError if it is invalid."""
     lower = text.lower()
     prefix = _HTTP if lower.startswith(_HTTP) else ""
-    host = lower.removeprefix(_HTTP).removeprefix("https://").strip("/")
-    is_bare_ipv6 = host.count(":") > 1 and not host.startswith("[")
-    if is_bare_ipv6:
-        host = f"[{host}]"
-    name = host_name(host)
-    has_port = ":" in host.rpartition("]")[2]  # the text after "]"; without brackets, the whole host
-    if name is None or has_port:
+    name = host_without_port(lower.removeprefix(_HTTP).removeprefix("https://").strip("/"))
+    if name is None:
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
@@ -251,7 +246,7 @@ class WebhookStore:
 
     # deliveries
 
-    def due(self) -> Delivery | None:
+    def next_due(self) -> Delivery | None:
         """Return the delivery that has been due the longest; None if none is due."""
         where = "receiver = ? AND state = ? AND next_try <= ? ORDER BY next_try, created LIMIT 1"
         deliveries = self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))
@@ -292,7 +287,7 @@ class WebhookStore:
         """Return all stored deliveries, newest first, including those to earlier receivers."""
         return self._read("1 ORDER BY created DESC, id", ())
 
-    def queued(self) -> int:
+    def n_queued(self) -> int:
         """Return the number of queued deliveries."""
         statement = "SELECT COUNT(*) FROM hook_deliveries WHERE receiver = ? AND state = ?"
         [(count,)] = self._database.execute(statement, (self._receiver, DeliveryState.QUEUED))
@@ -458,7 +453,7 @@ class WebhookWatcher:
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # first error of the last check
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running.
 
         Also updates which experiments have a running collect job, so that it returns True once for a stopped job.
@@ -553,9 +548,9 @@ class Webhook:
         """Check for pending cells and send deliveries, if due. Return False if another process does it."""
         if not self._is_leader():
             return False
-        if self._watcher.due():
+        if self._watcher.is_due():
             self._watcher.check()
-        while not self._stop.is_set() and (delivery := self._store.due()) is not None:
+        while not self._stop.is_set() and (delivery := self._store.next_due()) is not None:
             attempt = self._attempt(delivery)
             is_last = attempt.number > len(RETRY_WAITS_S)
             next_try = None if is_last else self._poster.clock() + RETRY_WAITS_S[attempt.number - 1]
@@ -589,7 +584,7 @@ class Webhook:
             watching=self._is_leader(),
             looked=iso(self._watcher.checked_at),
             problem=self._watcher.problem,
-            queued=self._store.queued(),
+            queued=self._store.n_queued(),
         )
 
     def _attempt(self, delivery: Delivery) -> Attempt:

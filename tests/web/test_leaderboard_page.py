@@ -29,7 +29,7 @@ from tipbench.judge.export import ExportRequest as SheetOptions
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
-from tipbench.web.board_query import BoardUrl, page_query, query_params
+from tipbench.web.board_query import BoardUrl, parse_page_query, query_params
 from tipbench.workflows.board import BoardQuery
 from web.board_pages import (
     HTML,
@@ -146,7 +146,7 @@ _queries = st.builds(
 @given(_queries)
 def test_a_board_query_round_trips_through_the_url(ask: BoardQuery) -> None:
     query = urlencode(query_params(ask)).encode()
-    assert page_query(Request({"type": "http", "query_string": query, "headers": []})) == ask
+    assert parse_page_query(Request({"type": "http", "query_string": query, "headers": []})) == ask
 
 
 @given(_queries)

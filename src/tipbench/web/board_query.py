@@ -27,7 +27,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
 from tipbench.web.api.models import AnswerShape, DifferenceShape, MeetingShape, PairShape, ReferenceShape, SideShape
 from tipbench.web.errors import NotFound, convert_option_errors, convert_validation_errors
-from tipbench.web.queries import Queries, experiment_path, quote_path, revision
+from tipbench.web.queries import MAX_WHERE, Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
 # Maximum characters of a query parameter. For a list, the `max_length` of `Query` is a number of values, so longer
@@ -40,7 +40,7 @@ def parse_board_query(
         str | None, Query(max_length=_MAX_LENGTH, description="MODEL/PROMPT: also show differences to this pair.")
     ] = None,
     where: Annotated[
-        list[str], Query(max_length=20, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
+        list[str], Query(max_length=MAX_WHERE, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
     ] = [],  # noqa: B006 - FastAPI copies it
     judge: Annotated[str | None, Query(max_length=200, description="Only this judge's scores.")] = None,
     by: Annotated[
@@ -72,7 +72,7 @@ def parse_board_query(
 
 BoardQueryParam = Annotated[BoardQuery, Depends(parse_board_query)]
 _OPTIONS = frozenset(signature(parse_board_query).parameters)
-_validated_query = validate_call(parse_board_query)  # applies the limits of `Query`, as FastAPI does
+_parse_with_limits = validate_call(parse_board_query)  # applies the limits of `Query`, as FastAPI does
 
 
 ThemeName = Literal["light", "dark"]
@@ -163,15 +163,11 @@ class ActiveFilter:
 
 @dataclass(frozen=True)
 class BoardUrl:
-    """URLs of a board's pages, charts and files.
-
-    `extra` holds parameters of the leaderboard page that are not part of the query, such as `sort`. Only `page` and
-    `hidden_fields` use them; the other methods take the extra parameters of their own URL.
-    """
+    """URLs of a board's pages, charts and files. `extra` are parameters of a URL besides the board query."""
 
     experiment: str
     query: BoardQuery = field(default_factory=BoardQuery)
-    extra: Mapping[str, str] = field(default_factory=dict)
+    sort: str | None = None  # of the leaderboard page
 
     @property
     def params(self) -> Params:
@@ -179,8 +175,8 @@ class BoardUrl:
         return query_params(self.query)
 
     def page(self, **changes: str | None) -> str:
-        """Return the URL of the leaderboard page, with changes to `extra`."""
-        return self._url(experiment_path(self.experiment), {**self.extra, **changes})
+        """Return the URL of the leaderboard page; `page(sort=…)` changes its order, `page(sort=None)` resets it."""
+        return self._url(experiment_path(self.experiment), {"sort": self.sort, **changes})
 
     def with_changes(self, **changes: Any) -> str:
         """Return the URL with changes to the board query. A new `by` changes the rows, so it removes the baseline."""
@@ -238,7 +234,8 @@ class BoardUrl:
 
     def hidden_fields(self, *, without: Collection[str]) -> Params:
         """Return the parameters for the hidden fields of a form; `without` are the names of its visible fields."""
-        return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
+        sort_param = [("sort", self.sort)] if self.sort is not None else []
+        return tuple((name, value) for name, value in (*self.params, *sort_param) if name not in without)
 
     def _url(self, path: str, extra: Mapping[str, str | None]) -> str:
         extra_params = [(name, value) for name, value in extra.items() if value is not None]
@@ -246,7 +243,7 @@ class BoardUrl:
 
 
 def query_params(query: BoardQuery) -> Params:
-    """Return the URL parameters of a board query; `page_query` parses them back to the same query."""
+    """Return the URL parameters of a board query; `parse_page_query` parses them back."""
     params: list[tuple[str, str]] = [("where", f"{key}={value}") for key, value in query.where]
     params += [("exclude", name) for name in query.exclude]
     baseline = baseline_text(query) or None
@@ -271,7 +268,7 @@ def row_text(pair: Pair, by: str | None) -> str:
     return str(pair)
 
 
-def page_query(request: Request) -> BoardQuery:
+def parse_page_query(request: Request) -> BoardQuery:
     """Parse a page's query parameters with the rules of the API. Ignores empty form fields."""
     options: dict[str, Any] = {"where": [], "exclude": []}
     for name, value in _nonempty(request.query_params.multi_items()):
@@ -280,10 +277,10 @@ def page_query(request: Request) -> BoardQuery:
         elif name in _OPTIONS:
             options[name] = value
     with convert_validation_errors("query"):
-        return _validated_query(**options)
+        return _parse_with_limits(**options)
 
 
-PageQuery = Annotated[BoardQuery, Depends(page_query)]
+PageQuery = Annotated[BoardQuery, Depends(parse_page_query)]
 
 
 def tidy_url(request: Request, path: str) -> str | None:

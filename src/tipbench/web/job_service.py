@@ -215,9 +215,9 @@ class JobService:
 
 
 # Options that the DAG (skip_refused) or the worker (ollama_url) sets unless the request does.
-SET_BY_WORKERS = {"skip_refused", "ollama_url"}
+_SET_BY_WORKERS = {"skip_refused", "ollama_url"}
 _MAX_OPTION = 16_000  # characters; the command line is limited
-_JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
+_SHARED_OPTIONS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # of a judge run and a collect
 
 IdempotencyKey = Annotated[
     str | None,
@@ -272,7 +272,7 @@ def start_collect(
     if runner == AirflowRunner.name:
         # The panel's values are not sent: the DAG skips refused models by default, and a URL such as localhost is
         # another server for a worker than for the panel.
-        omitted = SET_BY_WORKERS - target.explicit_keys
+        omitted = _SET_BY_WORKERS - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
             arguments[WAIT_FOR_JUDGE] = True
@@ -285,7 +285,7 @@ def start_judge(
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
-    config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
+    config = panel.permissions.config({name: sent[name] for name in _SHARED_OPTIONS if name in sent})
     with convert_option_errors("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # the command line would run with the panel's permissions

@@ -336,9 +336,7 @@ def _insert_attempt(db: Connection, delivery_id: str, attempt: Attempt) -> None:
     db.execute("INSERT INTO hook_attempts VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-TICK_S = 1.0  # interval between two calls of `Webhook.tick`
 ATTEMPT_TIMEOUT_S = 10.0
-RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after the first, second, … failed attempt
 _MAX_REASON_LENGTH = 300  # characters
 _POLL_S = 0.1  # interval at which an attempt checks whether the panel is stopping
 
@@ -399,9 +397,6 @@ class Poster:
             return response.status_code
 
 
-MAX_CHANGING_S = 600.0  # after this time, an experiment is checked even if it is still changing
-
-
 def new_delivery(event: Event, now: float, experiment: str | None, **counts: int) -> Delivery:
     """Create a delivery that is due now. `counts` are numbers of cells.
 
@@ -422,6 +417,9 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
         "links": links,
     }
     return Delivery(id_, event, experiment, json.dumps(payload), DeliveryState.QUEUED, now, next_try=now)
+
+
+MAX_CHANGING_S = 600.0  # after this time, new cells are reported even if the experiment is still changing
 
 
 class _Change(NamedTuple):
@@ -517,6 +515,10 @@ class WebhookWatcher:
         counts = {"pending": len(pending), "new": len(new)}
         delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
         self._store.save_check(experiment_key, current, pending, delivery)
+
+
+TICK_S = 1.0  # interval between two calls of `Webhook.tick`
+RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after the first, second, … failed attempt
 
 
 class Webhook:

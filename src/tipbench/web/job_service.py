@@ -137,11 +137,11 @@ class JobService:
     @classmethod
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
-        jobs = settings.home / "jobs"
+        folder = settings.home / "jobs"
         keep_days = settings.operator_config().jobs_keep_days
         keep_s = keep_days * _DAY_S if keep_days > 0 else None  # 0 keeps all jobs
-        store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
+        store = JobStore(folder / "jobs.db")
+        supervisor = Supervisor(store, runners, folder / "supervisor.lock", keep_s=keep_s)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
@@ -163,24 +163,6 @@ class JobService:
         job = self.store.request_cancel(job_id)
         self.supervisor.wake()
         return job
-
-    def retry(
-        self,
-        job_id: str,
-        *,
-        started_by: str,
-        idempotency_key: str | None = None,
-        changes: Mapping[str, Any] | None = None,
-    ) -> Submitted:
-        """Queue a copy of a job. Raises JobConflict unless the job failed, was cancelled or is lost.
-
-        `changes` overrides fields of the original request.
-        """
-        submitted = queue_retry(
-            self.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
-        )
-        self.supervisor.wake()
-        return submitted
 
     def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
@@ -313,7 +295,8 @@ def start_judge(
 def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: str | None = None) -> Submitted:
     """Queue a copy of a job. A judging program is replaced by the one that is configured now.
 
-    Raises Forbidden if there is none, or if the job's servers or suite are no longer permitted.
+    Raises JobConflict unless the job failed, was cancelled or is lost. Raises Forbidden if no judging program is
+    configured, or if the job's servers or suite are no longer permitted.
     """
     old = panel.jobs.store.get(job_id)
     restricted = {name: old.arguments[name] for name in (*URL_KEYS, "suite") if old.arguments.get(name) is not None}
@@ -325,7 +308,11 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: st
             "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
             "private": {**old.private, PROGRAM_VARIABLE: _judging_program(panel)},
         }
-    return panel.jobs.retry(job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes)
+    submitted = queue_retry(
+        panel.jobs.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
+    )
+    panel.jobs.supervisor.wake()
+    return submitted
 
 
 def _judging_program(panel: Panel) -> str:

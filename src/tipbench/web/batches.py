@@ -140,7 +140,7 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
-        # EVERYBODY (`*`) is refused even if it is the judge's own name, which earlier versions allowed for a token.
+        # EVERYBODY is refused even to a judge of this name: earlier versions allowed tokens named `*`.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         if judge == EVERYBODY:

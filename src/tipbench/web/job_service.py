@@ -49,7 +49,7 @@ class PanelMlflowLookup:
     def address(self, job: Job) -> str:
         """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none.
 
-        It has no login, because Airflow shows the conf of every run.
+        The URL has no login, because Airflow shows the conf of every run.
         """
         url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
         return str(url)

@@ -451,17 +451,15 @@ class WebhookWatcher:
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # first error of the last check
 
-    def is_due(self) -> bool:
-        """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running.
-
-        Also updates which experiments have a running collect job, so that it returns True once for a stopped job.
-        """
+    def check_if_due(self) -> None:
+        """Check `every_s` after the last check, and as soon as a collect job has stopped running."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting
         self._collecting = collecting
         self._collected = (self._collected | just_collected) - collecting
-        return bool(just_collected) or self._clock() >= self._next_check_at
+        if just_collected or self._clock() >= self._next_check_at:
+            self.check()
 
     def check(self) -> None:
         """Queue a delivery for every experiment with new pending cells. The first error is stored in `problem`."""
@@ -550,8 +548,7 @@ class Webhook:
         """Check for pending cells and send deliveries, if due. Return False if another process does it."""
         if not self._is_leader():
             return False
-        if self._watcher.is_due():
-            self._watcher.check()
+        self._watcher.check_if_due()
         while not self._stop.is_set() and (delivery := self._store.next_due()) is not None:
             attempt = self._attempt(delivery)
             is_last = attempt.number > len(RETRY_WAITS_S)

@@ -339,8 +339,8 @@ def test_uploads_of_one_token_evict_only_its_own() -> None:
     for quota in cases:
         kept = UploadStore()
         first = kept.add("me", "tip-bench-a", "x", b"1")
-        mine = [kept.add("you", "tip-bench-a", "x", b"1", quota=quota) for _ in range(quota.files + 3)]
-        assert len(kept) == 1 + quota.files
+        mine = [kept.add("you", "tip-bench-a", "x", b"1", quota=quota) for _ in range(quota.max_files + 3)]
+        assert len(kept) == 1 + quota.max_files
         assert kept.find(first.id, "me", "tip-bench-a") == first
         assert kept.find(mine[2].id, "you", "tip-bench-a") is None
 

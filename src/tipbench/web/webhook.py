@@ -347,7 +347,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Poster:
-    """Sends attempts. Does not follow redirects, and reads only the status of the response."""
+    """Sends deliveries to the receiver. Does not follow redirects, and reads only the status of the response."""
 
     options: WebhookOptions
     clock: Callable[[], float] = time.time

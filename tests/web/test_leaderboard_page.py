@@ -29,7 +29,7 @@ from tipbench.judge.export import ExportRequest as SheetOptions
 from tipbench.judge.rules import RulesJudge
 from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
-from tipbench.web.board_query import BoardUrl, page_query, query_params
+from tipbench.web.board_query import BoardUrl, parse_page_query, query_params
 from tipbench.workflows.board import BoardQuery
 from web.board_pages import (
     HTML,
@@ -146,22 +146,22 @@ _queries = st.builds(
 @given(_queries)
 def test_a_board_query_round_trips_through_the_url(ask: BoardQuery) -> None:
     query = urlencode(query_params(ask)).encode()
-    assert page_query(Request({"type": "http", "query_string": query, "headers": []})) == ask
+    assert parse_page_query(Request({"type": "http", "query_string": query, "headers": []})) == ask
 
 
 @given(_queries)
-def test_a_chip_removes_only_its_own_filter(ask: BoardQuery) -> None:
+def test_the_url_without_a_filter_has_all_others(ask: BoardQuery) -> None:
     url = BoardUrl("tip-bench-x", ask)
     whole = list(query_params(ask))
-    for chip in url.chips():
-        left = query_of(chip.remove)
+    for active in url.active_filters():
+        left = query_of(active.url_without)
         assert len(left) == len(whole) - 1
         assert set(left) < set(whole)
 
 
-def test_the_chip_of_provisional_scores_names_no_kind_of_judge() -> None:
-    (chip,) = BoardUrl("tip-bench-x", BoardQuery(provisional=True)).chips()
-    assert (chip.label, chip.value) == ("scores", "provisional")
+def test_the_filter_of_provisional_scores_names_no_kind_of_judge() -> None:
+    (active,) = BoardUrl("tip-bench-x", BoardQuery(provisional=True)).active_filters()
+    assert (active.label, active.value) == ("scores", "provisional")
 
 
 def test_empty_fields_of_a_form_are_ignored(judged: Served) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from support.judging import SheetDriver, record_cells
 from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, MemoryStore
-from tipbench.web.queries import COUNTS
+from tipbench.web.queries import CACHED_EXPERIMENTS, COUNTS, SNAPSHOTS
 from web.batching import driver_of
 from web.panels import API, EXPERIMENT, Served, serving
 
@@ -173,8 +174,6 @@ class CountingStore(MemoryStore):
 
 @pytest.fixture
 def counted(home: Path) -> Any:
-    from support.judging import record_cells
-
     store = CountingStore()
     found: Experiment = record_cells(store)
     store.mark_changed(found.experiment_id)
@@ -231,7 +230,22 @@ def test_memory_is_bounded_for_any_number_of_queries(served: Served) -> None:
         served.get(f"{API}/leaderboard/{EXPERIMENT}?where=params.suite=tips&where=n{number}=x")
         served.panel.queries.small_cache.get(number, "r", lambda: None)
     assert len(queries.small_cache) <= 256
-    assert len(queries.snapshots) <= 4
+    assert len(queries.snapshots) <= SNAPSHOTS
+
+
+def test_the_list_of_experiments_evicts_no_snapshot_that_it_loads(home: Path) -> None:
+    store = CountingStore()
+    names = [f"tip-bench-{number}" for number in range(CACHED_EXPERIMENTS)]
+    for name in names:
+        SheetDriver(store, record_cells(store, experiment=name)).judged_by("anna", everything=True)
+    with serving(home, store) as served:
+        rows = served.get(f"{API}/experiments").json()["items"]
+        store.kinds.clear()
+        for name in names:
+            served.get(f"{API}/runs/{name}")
+            served.get(f"{API}/runs/{name}?kind=judging")
+    assert None not in [row["leader"] for row in rows]
+    assert store.reads == 0
 
 
 def test_more_experiments_than_a_cache_usually_holds_are_counted_once(home: Path) -> None:

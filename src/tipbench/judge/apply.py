@@ -249,7 +249,8 @@ class SheetApplier:
             # Not `counted`, which depends on the rubrics of other judges.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                for old, new in zip(earlier.tips, self._scores[item].tips, strict=True):
+                # The lengths differ only if another program has changed the run.
+                for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
                     yield old.scores, new.scores
 
     def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
@@ -438,7 +439,7 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     scores_by_tip: list[tuple[TipScore, ...]] = []  # for each tip, its scores by all judges
     for cell in cells:
         judgements = [judgement for judgement in cell.counted if judgement.rubric == rubric.tag]
-        scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=True)
+        scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=False)
     return {
         scale.name: alpha(scale, [[score.scores[scale.name] for score in scores] for scores in scores_by_tip])
         for scale in rubric.scales

@@ -72,10 +72,7 @@ def create_app(
     with settings.add_source_to_errors():
         webhook_options = read_webhook_options(settings)
     panel, database = make_panel(settings, options or panel_options(settings), store, runners)
-    webhook = None
-    if webhook_options is not None:
-        # With a given store there is no MLflow to check.
-        webhook = make_webhook(webhook_options, panel, database, check_mlflow=store is None)
+    webhook = None if webhook_options is None else make_webhook(webhook_options, panel, database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""Stores batches in the panel's database: sheets judged in the browser, with the history of every item."""
+"""Stores batches, which are sheets judged in the browser, and the history of their items in the panel's database."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Batch:
     kind: Kind
     size: int  # number of items
     status: Status = Status.OPEN
-    revision: int = 0  # incremented when an item is saved and by `reopen`, not if `add` reopens the batch
+    revision: int = 0  # incremented by each save and each `reopen`; `close` fails if it has changed
     opened: float = 0.0
     updated: float = 0.0
     closed: float | None = None
@@ -87,7 +87,7 @@ class ItemVersion:
     updated: float = 0.0  # Unix seconds
 
     def is_result_of(self, cause: Cause, version: int) -> bool:
-        """Return whether `cause` made this version from `version`. If so, a request with both of these is a retry."""
+        """Return whether `cause` created this version from `version`: the same request again is then a retry."""
         return self.cause == cause and self.version == version + 1
 
 
@@ -256,7 +256,7 @@ class BatchStore:
     # idempotency keys
 
     def save_key(self, judge: str, key: str, sheet: str) -> None:
-        """Save which batch the judge's request with this idempotency key created."""
+        """Save which batch was the response to the judge's request with this idempotency key."""
         with self._database.transaction() as db:
             db.execute("INSERT OR IGNORE INTO batch_keys VALUES (?, ?, ?, ?)", (judge, key, sheet, self._clock()))
             db.execute(

@@ -140,7 +140,7 @@ class BatchService:
         Admins may request the batches of another judge, or of EVERYBODY, with counts and status only.
         """
         check_name(experiment)
-        # EVERYBODY (`*`) is refused even if it is the judge's own name, which earlier versions allowed for a token.
+        # EVERYBODY is refused even to a judge of this name: earlier versions allowed tokens named `*`.
         if who.is_judge and (judge == EVERYBODY or judge not in (None, who.name)):
             raise Forbidden(f"A judge's token can list only its own batches ({who.name}).", path="query.judge")
         if judge == EVERYBODY:
@@ -289,16 +289,18 @@ class BatchService:
         return {judge: median(seconds) / 60 for judge, seconds in sorted(self._store.seconds(experiment).items())}
 
     def _find_open(self, judge: Identity, experiment: str, kind: Kind) -> Batch | None:
-        server = None
-        # Without MLflow, `server` stays None, which finds a batch of any server: continuing it needs no MLflow.
-        with suppress(TipbenchError):
+        server = None  # finds a batch of any server
+        with suppress(TipbenchError):  # a batch can be continued without MLflow
             server = self._panel.mlflow.open().identity
         return self._store.find_open(experiment, judge.name, kind, server)
 
     def _create(self, judge: Identity, experiment: str, kind: Kind, limit: int | None) -> tuple[Batch, bool]:
-        """Create a batch from the judge's open sheet in MLflow, or from a new sheet; also return whether it is new."""
+        """Create a batch from the judge's open sheet in MLflow, or from a new sheet.
+
+        Returns the batch, and whether it is new: another tab may have created one meanwhile.
+        """
         with self._locked_mlflow() as store:
-            if existing := self._find_open(judge, experiment, kind):  # opened by another tab while waiting for the lock
+            if existing := self._find_open(judge, experiment, kind):
                 return existing, False
             if kind is Kind.SHEET:
                 request = parse_sheet_request({"limit": limit or DEFAULT_ANSWERS}, judge, self._panel.permissions)

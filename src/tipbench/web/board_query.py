@@ -16,7 +16,7 @@ from pydantic import validate_call
 
 from tipbench.charts import THEMES, to_svg
 from tipbench.compare.answers import Answer, ScenarioAnswers, read_answers
-from tipbench.compare.cells import is_reference
+from tipbench.compare.cells import BoardCell, is_reference
 from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
@@ -27,7 +27,7 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
 from tipbench.web.api.models import AnswerShape, DifferenceShape, MeetingShape, PairShape, ReferenceShape, SideShape
 from tipbench.web.errors import NotFound, convert_option_errors, convert_validation_errors
-from tipbench.web.queries import Queries, experiment_path, quote_path, revision
+from tipbench.web.queries import MAX_WHERE, Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
 # Maximum characters of a query parameter. For a list, the `max_length` of `Query` is a number of values, so longer
@@ -40,7 +40,7 @@ def parse_board_query(
         str | None, Query(max_length=_MAX_LENGTH, description="MODEL/PROMPT: also show differences to this pair.")
     ] = None,
     where: Annotated[
-        list[str], Query(max_length=20, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
+        list[str], Query(max_length=MAX_WHERE, description="KEY=VALUE: any tag, or params.NAME; repeatable.")
     ] = [],  # noqa: B006 - FastAPI copies it
     judge: Annotated[str | None, Query(max_length=200, description="Only this judge's scores.")] = None,
     by: Annotated[
@@ -72,7 +72,7 @@ def parse_board_query(
 
 BoardQueryParam = Annotated[BoardQuery, Depends(parse_board_query)]
 _OPTIONS = frozenset(signature(parse_board_query).parameters)
-_validated_query = validate_call(parse_board_query)  # applies the limits of `Query`, as FastAPI does
+_parse_with_limits = validate_call(parse_board_query)  # applies the limits of `Query`, as FastAPI does
 
 
 ThemeName = Literal["light", "dark"]
@@ -147,31 +147,27 @@ def chart(
 
 
 _API_PATH = "/api/bench/leaderboard"
-_MAX_CHIP_CHARS = 60  # of a chip's label, and of its value
+_MAX_FILTER_CHARS = 60  # of the label of an active filter, and of its value
 _FILTER_NAMES = {key: name for name, key in FILTERS.items()}
 Params = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Chip:
-    """An active filter and the URL of the board without it."""
+class ActiveFilter:
+    """A filter of a board, or another option that is not the default."""
 
     label: str
     value: str
-    remove: str
+    url_without: str  # of the board without it
 
 
 @dataclass(frozen=True)
 class BoardUrl:
-    """URLs of a board's pages, charts and files.
-
-    `extra` holds parameters of the leaderboard page that are not part of the query, such as `sort`. Only `page` and
-    `hidden_fields` use them; the other methods take the extra parameters of their own URL.
-    """
+    """URLs of a board's pages, charts and files. `extra` are parameters of a URL besides the board query."""
 
     experiment: str
     query: BoardQuery = field(default_factory=BoardQuery)
-    extra: Mapping[str, str] = field(default_factory=dict)
+    sort: str | None = None  # of the leaderboard page
 
     @property
     def params(self) -> Params:
@@ -179,8 +175,8 @@ class BoardUrl:
         return query_params(self.query)
 
     def page(self, **changes: str | None) -> str:
-        """Return the URL of the leaderboard page, with changes to `extra`."""
-        return self._url(experiment_path(self.experiment), {**self.extra, **changes})
+        """Return the URL of the leaderboard page; `page(sort=…)` changes its order, `page(sort=None)` resets it."""
+        return self._url(experiment_path(self.experiment), {"sort": self.sort, **changes})
 
     def with_changes(self, **changes: Any) -> str:
         """Return the URL with changes to the board query. A new `by` changes the rows, so it removes the baseline."""
@@ -208,8 +204,8 @@ class BoardUrl:
     def run(self, run_id: str) -> str:
         return experiment_path(self.experiment, "runs", run_id)
 
-    def chips(self) -> list[Chip]:
-        """Return the active filters."""
+    def active_filters(self) -> list[ActiveFilter]:
+        """Return the active filters, shortened for display."""
         query = self.query
         filters: list[tuple[str, str, dict[str, Any]]] = []  # label, value, change of the query that removes the filter
         for key, value in query.where:
@@ -228,13 +224,18 @@ class BoardUrl:
         if query.baseline is not None:
             filters.append(("baseline", baseline_text(query), {"baseline": None}))
         return [
-            Chip(short_name(label, _MAX_CHIP_CHARS), short_name(value, _MAX_CHIP_CHARS), self.with_changes(**change))
+            ActiveFilter(
+                short_name(label, _MAX_FILTER_CHARS),
+                short_name(value, _MAX_FILTER_CHARS),
+                self.with_changes(**change),
+            )
             for label, value, change in filters
         ]
 
     def hidden_fields(self, *, without: Collection[str]) -> Params:
         """Return the parameters for the hidden fields of a form; `without` are the names of its visible fields."""
-        return tuple((name, value) for name, value in (*self.params, *self.extra.items()) if name not in without)
+        sort_param = [("sort", self.sort)] if self.sort is not None else []
+        return tuple((name, value) for name, value in (*self.params, *sort_param) if name not in without)
 
     def _url(self, path: str, extra: Mapping[str, str | None]) -> str:
         extra_params = [(name, value) for name, value in extra.items() if value is not None]
@@ -242,7 +243,7 @@ class BoardUrl:
 
 
 def query_params(query: BoardQuery) -> Params:
-    """Return the URL parameters of a board query; `page_query` parses them back to the same query."""
+    """Return the URL parameters of a board query; `parse_page_query` parses them back."""
     params: list[tuple[str, str]] = [("where", f"{key}={value}") for key, value in query.where]
     params += [("exclude", name) for name in query.exclude]
     baseline = baseline_text(query) or None
@@ -267,7 +268,7 @@ def row_text(pair: Pair, by: str | None) -> str:
     return str(pair)
 
 
-def page_query(request: Request) -> BoardQuery:
+def parse_page_query(request: Request) -> BoardQuery:
     """Parse a page's query parameters with the rules of the API. Ignores empty form fields."""
     options: dict[str, Any] = {"where": [], "exclude": []}
     for name, value in _nonempty(request.query_params.multi_items()):
@@ -276,10 +277,10 @@ def page_query(request: Request) -> BoardQuery:
         elif name in _OPTIONS:
             options[name] = value
     with convert_validation_errors("query"):
-        return _validated_query(**options)
+        return _parse_with_limits(**options)
 
 
-PageQuery = Annotated[BoardQuery, Depends(page_query)]
+PageQuery = Annotated[BoardQuery, Depends(parse_page_query)]
 
 
 def tidy_url(request: Request, path: str) -> str | None:
@@ -334,17 +335,17 @@ class RowResult:
 
 @dataclass(frozen=True)
 class ScenarioComparison:
-    """The results of two rows in one scenario; `difference` is own − other, or None unless both are judged."""
+    """The results of two rows in one scenario."""
 
     scenario: str
     card: Mapping[str, Any] | None
     own: RowResult
     other: RowResult | None
-    difference: float | None
+    difference: float | None  # own − other; None if a row is not judged in this scenario
 
     @property
     def outcome(self) -> Outcome | None:
-        """The own row's outcome, by the difference rounded as on pages. None without a difference."""
+        """The own row's outcome, by the difference as rounded on pages; None without a difference."""
         if self.difference is None:
             return None
         shown_difference = round(self.difference, 2)
@@ -429,10 +430,7 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the baseline; without one, or for the baseline itself, the leader; for the leader itself, the runner-up.
-
-    Without a leader, or without another ranked row, returns the first other row with a score, or None.
-    """
+    """Return the first of baseline, leader and runner-up that is another row; if none is, the next row with a score."""
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
         (board.baseline, "baseline", standing.result.to_baseline),
@@ -441,7 +439,7 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     for pair, role, difference in named_rows:
         if pair is not None and pair != standing.pair and pair in rows:
             return OtherRow(rows[pair], role, difference)
-    # Otherwise, the row is itself the leader, or there is no leader.
+    # The row is the leader itself, or there is no leader.
     first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if first_scored is None:
         return None
@@ -463,7 +461,7 @@ def _comparisons(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, own: Pair, other: Pair | None
 ) -> Iterator[ScenarioComparison]:
     """Yield the comparison in every scenario that the own row has answers to."""
-    # The comparison is by scenario, even if the page's board is clustered by persona. Scores need no baseline.
+    # Rows are compared by scenario, even if the board is clustered by persona. Scores do not depend on the baseline.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
     all_pairs = {cell.pair for cell in all_cells.cells}
@@ -475,22 +473,30 @@ def _comparisons(
     scenario_answers = read_answers(cached_store, experiment, board, replace(all_cells, cells=compared_cells))
     own_results = _row_results(board, own, own_pairs, scenario_answers)
     other_results = _row_results(board, other, other_pairs, scenario_answers) if other is not None else {}
-    runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
-    for cell in compared_cells:
-        runs[cell.scenario].append(cell.run)
-    cards: dict[str, Mapping[str, Any] | None] = {}
-    for each in scenario_answers:
-        # A cell that failed after the scenario's content changed is on the board with the new content, beside answers
-        # to the old content. The card of the newest answer is shown; if all cells failed, that of the newest run.
-        newest = newest_run(runs[each.scenario])
-        if any(answer.run_id == newest.run_id for answer in each.answers):
-            cards[each.scenario] = each.card
+    cards = _cards(scenario_answers, compared_cells)
     for scenario, own_result in own_results.items():
         other_result = other_results.get(scenario)
         difference = None
         if other_result is not None and own_result.composite is not None and other_result.composite is not None:
             difference = own_result.composite - other_result.composite
         yield ScenarioComparison(scenario, cards[scenario], own_result, other_result, difference)
+
+
+def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCell]) -> dict[str, Any]:
+    """Return one card per scenario.
+
+    A scenario's failed cells may have another content version than its answers. The card is that of the newest answer,
+    or of the newest failed cell if there is no answer.
+    """
+    runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
+    for cell in cells:
+        runs[cell.scenario].append(cell.run)
+    newest_ids = {newest_run(scenario_runs).run_id for scenario_runs in runs.values()}
+    return {
+        each.scenario: each.card
+        for each in scenario_answers
+        if any(answer.run_id in newest_ids for answer in each.answers)
+    }
 
 
 def _row_results(

@@ -62,6 +62,15 @@ class MlflowConnection:
                 self._must_locate = False
             return self._opened
 
+    def open_running(self) -> TrackingStore:
+        """Return the connection without starting the local server, which may have been stopped on purpose.
+
+        Raises LocalMlflowError if no MLflow is found.
+        """
+        if self._given is None:
+            find_tracking(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
+        return self.open()
+
     def locate_again(self) -> None:
         """Locate the server again on the next `open`: a local server may have restarted on another port."""
         self._must_locate = True
@@ -100,7 +109,7 @@ class MlflowConnection:
 
 @dataclass(frozen=True)
 class Panel:
-    """State of one application, created by `app.create_app` and stored in `app.state.panel`."""
+    """State of one application, created by `app.make_panel` and stored in `app.state.panel`."""
 
     settings: Settings
     options: PanelOptions
@@ -182,10 +191,13 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# On a router, LIMIT_SHEET_REQUESTS comes before authorisation. Authorisation reads the body for the CSRF token, so the
-# body's limit must be set first. With the scope "function", dependencies end before the response is sent, the last one
-# in the list first: LIMIT_FILLED_SHEETS releases its slot, FIX_RESPONSE_TIME delays the response, and only then does
-# LIMIT_SHEET_REQUESTS release the token's slot, so that other requests of the token do not reveal when the work ended.
+# Use them in this order, and before authorisation. Authorisation reads the body for the CSRF token, so
+# LIMIT_SHEET_REQUESTS must have set the body's limit. With the scope "function", dependencies end before the response
+# is sent, the last one first:
+# - LIMIT_FILLED_SHEETS releases its slot.
+# - FIX_RESPONSE_TIME delays the response.
+# - LIMIT_SHEET_REQUESTS releases the token's slot. If it did so before the delay, other requests of the token would
+#   reveal when the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
 FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

@@ -99,8 +99,8 @@ STATUSES_AND_CODES: tuple[tuple[type[errors.TipbenchError], int, str], ...] = ( 
 )
 
 
-def status_and_code(exc: Exception) -> tuple[int, str]:
-    """Return the HTTP status and the error code of a TipbenchError."""
+def status_and_code(exc: errors.TipbenchError) -> tuple[int, str]:
+    """Return the HTTP status and the error code."""
     return next((status, code) for kind, status, code in STATUSES_AND_CODES if isinstance(exc, kind))
 
 

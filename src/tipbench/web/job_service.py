@@ -49,7 +49,7 @@ class PanelMlflowLookup:
     def address(self, job: Job) -> str:
         """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none.
 
-        It has no login, because Airflow shows the conf of every run.
+        The URL has no login, because Airflow shows the conf of every run.
         """
         url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
         return str(url)
@@ -137,11 +137,11 @@ class JobService:
     @classmethod
     def of(cls, settings: Settings, runners: Mapping[str, Runner]) -> Self:
         """Create the service of a home folder with `runners` by name."""
-        jobs = settings.home / "jobs"
+        folder = settings.home / "jobs"
         keep_days = settings.operator_config().jobs_keep_days
         keep_s = keep_days * _DAY_S if keep_days > 0 else None  # 0 keeps all jobs
-        store = JobStore(jobs / "jobs.db")
-        supervisor = Supervisor(store, runners, jobs / "supervisor.lock", keep_s=keep_s)
+        store = JobStore(folder / "jobs.db")
+        supervisor = Supervisor(store, runners, folder / "supervisor.lock", keep_s=keep_s)
         return cls(store, runners, supervisor, ProgressCache(supervisor.runner_of), default_runner(settings, runners))
 
     def close(self) -> None:
@@ -164,24 +164,6 @@ class JobService:
         self.supervisor.wake()
         return job
 
-    def retry(
-        self,
-        job_id: str,
-        *,
-        started_by: str,
-        idempotency_key: str | None = None,
-        changes: Mapping[str, Any] | None = None,
-    ) -> Submitted:
-        """Queue a copy of a job. Raises JobConflict unless the job failed, was cancelled or is lost.
-
-        `changes` overrides fields of the original request.
-        """
-        submitted = queue_retry(
-            self.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
-        )
-        self.supervisor.wake()
-        return submitted
-
     def get_with_position(self, job_id: str) -> tuple[Job, int | None]:
         """Return a job and its position in the queue, None if it is not queued. Raises JobNotFound."""
         for _ in range(_POSITION_ATTEMPTS):  # the job may start between the two reads
@@ -190,8 +172,8 @@ class JobService:
                 return job, None
             position = self.queue_positions().get(job_id)
             if position is not None:
-                break
-        return job, position
+                return job, position
+        return job, None
 
     def page(self, filters: JobFilter, *, limit: int, after: str | None = None) -> Page:
         """Return a page of jobs. Raises Invalid if `after` is not a cursor of an earlier page."""
@@ -215,9 +197,9 @@ class JobService:
 
 
 # Options that the DAG (skip_refused) or the worker (ollama_url) sets unless the request does.
-SET_BY_WORKERS = {"skip_refused", "ollama_url"}
+_SET_BY_WORKERS = {"skip_refused", "ollama_url"}
 _MAX_OPTION = 16_000  # characters; the command line is limited
-_JUDGE_SETTINGS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # options that a judge run shares with a collect
+_SHARED_OPTIONS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # of a judge run and a collect
 
 IdempotencyKey = Annotated[
     str | None,
@@ -272,7 +254,7 @@ def start_collect(
     if runner == AirflowRunner.name:
         # The panel's values are not sent: the DAG skips refused models by default, and a URL such as localhost is
         # another server for a worker than for the panel.
-        omitted = SET_BY_WORKERS - target.explicit_keys
+        omitted = _SET_BY_WORKERS - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
             arguments[WAIT_FOR_JUDGE] = True
@@ -285,7 +267,7 @@ def start_judge(
 ) -> Submitted:
     """Queue a `judge run` of an existing experiment. Raises Invalid or Forbidden with the path of the option."""
     sent = body.model_dump(by_alias=True, exclude_defaults=True)
-    config = panel.permissions.config({name: sent[name] for name in _JUDGE_SETTINGS if name in sent})
+    config = panel.permissions.config({name: sent[name] for name in _SHARED_OPTIONS if name in sent})
     with convert_option_errors("body"):
         judge = judge_name(body.judge)
     if body.with_.startswith(f"{JudgeKind.COMMAND}:"):  # the command line would run with the panel's permissions
@@ -313,7 +295,8 @@ def start_judge(
 def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: str | None = None) -> Submitted:
     """Queue a copy of a job. A judging program is replaced by the one that is configured now.
 
-    Raises Forbidden if there is none, or if the job's servers or suite are no longer permitted.
+    Raises JobConflict unless the job failed, was cancelled or is lost. Raises Forbidden if no judging program is
+    configured, or if the job's servers or suite are no longer permitted.
     """
     old = panel.jobs.store.get(job_id)
     restricted = {name: old.arguments[name] for name in (*URL_KEYS, "suite") if old.arguments.get(name) is not None}
@@ -325,7 +308,11 @@ def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: st
             "arguments": {**old.arguments, "with": str(JudgeKind.COMMAND)},
             "private": {**old.private, PROGRAM_VARIABLE: _judging_program(panel)},
         }
-    return panel.jobs.retry(job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes)
+    submitted = queue_retry(
+        panel.jobs.store, job_id, started_by=started_by, idempotency_key=idempotency_key, changes=changes
+    )
+    panel.jobs.supervisor.wake()
+    return submitted
 
 
 def _judging_program(panel: Panel) -> str:

@@ -38,8 +38,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV_TYPE = "text/csv"
-# A small sheet has at least one control tip per answer, so this many answers have the MIN_CONTROLS that drift needs.
-MIN_ANSWERS = MIN_CONTROLS
+MIN_ANSWERS = MIN_CONTROLS  # in a judge's sheet: a small sheet has at least one control tip per answer
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
@@ -232,12 +231,12 @@ MAX_UPLOAD_BYTES = 128_000_000  # of all owners together
 class UploadQuota:
     """Storage limit of one owner, or of all together. Above it, the oldest uploads are dropped."""
 
-    files: int
-    bytes: int
+    max_files: int
+    max_bytes: int
 
 
-JUDGES_QUOTA = UploadQuota(files=4, bytes=16_000_000)
-ADMINS_QUOTA = UploadQuota(files=16, bytes=96_000_000)
+JUDGES_QUOTA = UploadQuota(max_files=4, max_bytes=16_000_000)
+ADMINS_QUOTA = UploadQuota(max_files=16, max_bytes=96_000_000)
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class UploadStore:
         self._lock = threading.Lock()
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
 
-    def keep(
+    def add(
         self,
         owner: str,
         experiment: str,
@@ -299,7 +298,7 @@ class UploadStore:
             return None
         return upload
 
-    def settle(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
+    def save_outcome(self, upload: Upload, outcome: Mapping[str, Any]) -> None:
         """Save the result of applying an upload, and drop its content."""
         with self._lock:
             if upload.id in self._uploads:
@@ -313,13 +312,13 @@ class UploadStore:
         expired_before = self._clock() - UPLOAD_LIFE_S
         for expired in [upload for upload in self._uploads.values() if upload.uploaded_at < expired_before]:
             del self._uploads[expired.id]
-        self._drop_oldest(UploadQuota(files=MAX_UPLOADS, bytes=MAX_UPLOAD_BYTES))
+        self._drop_oldest(UploadQuota(max_files=MAX_UPLOADS, max_bytes=MAX_UPLOAD_BYTES))
 
     def _drop_oldest(self, quota: UploadQuota, owner: str | None = None) -> None:
         """Drop the oldest uploads above the quota, of one owner or of all. Always keeps the newest."""
         uploads = [upload for upload in self._uploads.values() if owner is None or upload.owner == owner]
         size = sum(len(upload.content) for upload in uploads)
-        while len(uploads) > quota.files or (len(uploads) > 1 and size > quota.bytes):
+        while len(uploads) > quota.max_files or (len(uploads) > 1 and size > quota.max_bytes):
             oldest = uploads.pop(0)
             size -= len(oldest.content)
             del self._uploads[oldest.id]

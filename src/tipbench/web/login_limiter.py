@@ -19,7 +19,7 @@ FAILURES_PER_SECOND = 0.5  # refill rate
 
 @dataclass(frozen=True)
 class _ClientFailures:
-    failures: int
+    n_failures: int
     next_attempt_at: float  # on the limiter's clock, like `forget_at`
     forget_at: float  # from then on, the failures no longer count
 
@@ -46,19 +46,19 @@ class LoginLimiter:
             self._refilled_at = now
             earlier = self._clients.get(client)
             if earlier is None or earlier.forget_at <= now:
-                earlier = _ClientFailures(failures=0, next_attempt_at=0.0, forget_at=0.0)
+                earlier = _ClientFailures(n_failures=0, next_attempt_at=0.0, forget_at=0.0)
             if earlier.next_attempt_at > now:
                 return earlier.next_attempt_at - now
             if self._tokens < 1:
                 return (1 - self._tokens) / FAILURES_PER_SECOND
             self._tokens -= 1
-            failures = earlier.failures + 1
+            n_failures = earlier.n_failures + 1
             wait_s = 0.0
-            if failures >= FREE_FAILURES:
-                doublings = min(failures - FREE_FAILURES, 32)  # at most 32, so that the power does not overflow
+            if n_failures >= FREE_FAILURES:
+                doublings = min(n_failures - FREE_FAILURES, 32)  # at most 32, so that the power does not overflow
                 wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0**doublings)
             next_attempt_at = now + wait_s
-            self._clients[client] = _ClientFailures(failures, next_attempt_at, forget_at=next_attempt_at + MAX_WAIT_S)
+            self._clients[client] = _ClientFailures(n_failures, next_attempt_at, forget_at=next_attempt_at + MAX_WAIT_S)
             self._clients.move_to_end(client)
             while len(self._clients) > MAX_CLIENTS:
                 self._clients.popitem(last=False)

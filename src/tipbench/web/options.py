@@ -14,7 +14,7 @@ from tipbench.plan.collect_config import URL_KEYS, CollectConfig
 from tipbench.plan.suite import builtin_suites
 from tipbench.settings import Settings
 from tipbench.web.errors import Forbidden, validate_part
-from tipbench.web.security import Hosts, host_name, is_loopback_name
+from tipbench.web.security import Hosts, host_without_port, is_loopback_name
 
 MIN_ADMIN_TOKEN_LENGTH = 32  # characters, so that it cannot be guessed
 _MAX_SECRET_LENGTH = 200  # characters
@@ -47,7 +47,7 @@ def panel_options(settings: Settings, *, host: str | None = None, port: int | No
     try:
         address = ipaddress.ip_address(panel_host)
     except ValueError:
-        if host_name(panel_host) is None or ":" in panel_host:
+        if host_without_port(panel_host) is None:
             raise UsageError(
                 f"--host must be a name or an address without a port (got {configured.panel_host[:80]!r}), "
                 "for example 127.0.0.1"

@@ -1,4 +1,4 @@
-"""Read queries of the panel, cached until their experiment changes, and the filters of its lists of runs."""
+"""Read queries of the panel, cached until the experiment changes, and the filters of a list of runs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
 from tipbench.web.cache import Cache
 from tipbench.web.errors import Invalid, NotFound, convert_option_errors, validate_part
-from tipbench.web.forms import DEFAULT_LIMIT, MAX_CURSOR, MAX_LIMIT, SortKey, page_of
+from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-# Maximum number of cached snapshots. A snapshot is all runs of one kind in an experiment; four of 2400 cells each take
-# about 40 MB.
-SNAPSHOTS = 4
+# A snapshot is all runs of one kind in an experiment; one of 2400 cells takes about 10 MB.
+CACHED_EXPERIMENTS = 4  # whose snapshots fit in the cache together
+SNAPSHOTS = 2 * CACHED_EXPERIMENTS  # a leaderboard needs the cells and the sheets
 # Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and
 # the judging status need them. Other texts, such as prompts, are read on demand.
 _CACHED_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -104,7 +104,7 @@ class SnapshotStore:
         return getattr(self._store, name)
 
 
-# Maximum number of entries in each cache of `Queries`.
+# Maximum number of entries in the other caches of `Queries`.
 SMALL = 256  # leaderboards, judging status and other small values
 COUNTS = 256  # cell counts; grows to the number of experiments
 LARGE = 8  # reports, answers and cells of leaderboards, up to a few MB each
@@ -121,7 +121,7 @@ class ExperimentsPage:
 
     items: tuple[dict[str, Any], ...] = ()
     next: str | None = None
-    total: int = 0  # number of all experiments, not only the matching ones
+    n_all: int = 0  # number of all experiments, not only the matching ones
 
 
 RunSort = Literal["-started", "composite", "-composite"]
@@ -156,12 +156,8 @@ class RunFilters(BaseModel):
         description="KEY=VALUE: any tag, or params.NAME; repeatable.",
         examples=["suite=tips"],
     )
-    limit: int = Field(
-        DEFAULT_LIMIT, ge=1, le=MAX_LIMIT, description=f"Maximum number of items per page, up to {MAX_LIMIT}."
-    )
-    next: str | None = Field(
-        None, max_length=MAX_CURSOR, description="The `next` value of the previous page; omit it for the first page."
-    )
+    limit: Limit = DEFAULT_LIMIT
+    next: Next = None
 
     @property
     def where_filters(self) -> dict[str, str]:
@@ -173,7 +169,7 @@ class RunFilters(BaseModel):
         return {"kind": str(self.kind), **dict(where)}
 
     @property
-    def narrowed(self) -> bool:
+    def is_filtered(self) -> bool:
         """Whether any filter is set. `kind` and `superseded` do not count."""
         return any(getattr(self, name) is not None for name in (*_FILTER_KEYS, "q")) or bool(self.where)
 
@@ -227,10 +223,10 @@ class Queries:
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)
-        # One snapshot per experiment, of its cells. The one of its sheets, which a board may load, is not counted.
-        fits_cache = len(all_experiments) <= SNAPSHOTS
-        rows = tuple(self._experiment_row(store, experiment, load_snapshot=fits_cache) for experiment in page)
-        return ExperimentsPage(rows, next_cursor, total=len(all_experiments))
+        # Loading the snapshots of more experiments would evict those in use.
+        load_snapshots = len(all_experiments) <= CACHED_EXPERIMENTS
+        rows = tuple(self._experiment_row(store, experiment, load_snapshots=load_snapshots) for experiment in page)
+        return ExperimentsPage(rows, next_cursor, n_all=len(all_experiments))
 
     def runs(self, store: RunStore, name: str, filters: RunFilters) -> dict[str, Any]:
         """Return a page of an experiment's runs, without texts."""
@@ -337,14 +333,13 @@ class Queries:
 
         return self.large_cache.get(key, revision(experiment), load)
 
-    def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshot: bool) -> dict[str, Any]:
+    def _experiment_row(self, store: RunStore, experiment: Experiment, *, load_snapshots: bool) -> dict[str, Any]:
         """Return an experiment with its numbers of cells by state, and its leader.
 
-        With `load_snapshot`, the snapshot of the cells may be loaded. Without, it is used only if it is cached: loading
-        many would evict those in use. If then neither snapshot nor board is cached, the leader is None.
+        Without `load_snapshots`, the leader is None if neither the cells nor the board are cached.
         """
         key = ("snapshot", experiment.experiment_id, str(RunKind.CELL))
-        use_snapshot = load_snapshot or self.snapshots.has(key, revision(experiment))
+        use_snapshot = load_snapshots or self.snapshots.has(key, revision(experiment))
         source = self.cached_store(store, experiment) if use_snapshot else store
         held_sheets = {"kind": str(RunKind.JUDGING), "sheet_status": str(SheetStatus.HELD)}
 

@@ -47,12 +47,8 @@ class Hosts:
         """Parse configured names or addresses without ports. Raises UsageError if one is invalid."""
         allowed = set()
         for name in names:
-            text = name.strip().lower()
-            host = _ipv6_address(text) or host_name(text)
-            # `::1` and `[::1]` have colons, but no port; `[::1]:80` has a port.
-            is_ipv6 = _ipv6_address(text.strip("[]")) is not None
-            has_port = ":" in text and not is_ipv6
-            if host is None or has_port:
+            host = host_without_port(name.strip().lower())
+            if host is None:
                 raise UsageError(
                     "panel_hosts must be names or addresses without scheme and port, separated by commas "
                     f"(got {name[:80]!r}), for example tips.example.org,10.0.0.7"
@@ -96,6 +92,12 @@ def host_name(header: str) -> str | None:
     if colon and not _is_port(port):
         return None
     return name.rstrip(".") if _HOST_NAME.fullmatch(name) else None
+
+
+def host_without_port(text: str) -> str | None:
+    """Return the normalised name or address, such as `::1` for `[::1]`; None if it is invalid or has a port."""
+    has_port = ":" in text and not text.endswith("]")
+    return _ipv6_address(text) or (None if has_port else host_name(text))
 
 
 def is_loopback_name(name: str) -> bool:
@@ -339,9 +341,9 @@ class ConcurrencyLimits:
     async def wait_to_respond(self, arrived: float) -> None:
         """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
 
-        To apply a judge's scores of a real answer, the notes of its other judges are written again with them. For a
-        control, this is imitated with the notes of the next cell. Where the lengths of these notes differ, a judge
-        could recognise controls by the response time without the wait.
+        Applying the scores of a real answer also writes the notes of its other judges again. For a control, the notes
+        of another answer are written instead. They can have another length, so without the wait a judge could recognise
+        controls by the response time.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

@@ -1,4 +1,9 @@
-"""The webhook: checks experiments for new pending cells, and sends signed messages about them to a receiver."""
+"""The webhook: checks experiments for new pending cells, and sends signed messages about them to a receiver.
+
+A thread calls `Webhook.tick` once a second. When a check is due, `WebhookWatcher` looks for new pending cells and
+queues a *delivery* about them in `WebhookStore`. `Poster` then sends the deliveries that are due. A failed attempt is
+repeated after longer and longer waits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,6 @@ from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.collect import TrackingStore
-from tipbench.record.mlflow import find_tracking
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
@@ -35,7 +39,7 @@ from tipbench.web.api.models import AttemptShape, DeliveryShape, HookShape
 from tipbench.web.deps import Panel
 from tipbench.web.options import check_secret
 from tipbench.web.queries import revision
-from tipbench.web.security import host_name
+from tipbench.web.security import host_name, host_without_port
 from tipbench.web.signing import MIN_SECRET_LENGTH, signed_headers
 
 log = logging.getLogger("tipbench.web")
@@ -121,13 +125,8 @@ def _allowed_host(text: str) -> str:
     """Return an entry of `hook_hosts` as an element of WebhookOptions.hosts. Raises UsageError if it is invalid."""
     lower = text.lower()
     prefix = _HTTP if lower.startswith(_HTTP) else ""
-    host = lower.removeprefix(_HTTP).removeprefix("https://").strip("/")
-    is_bare_ipv6 = host.count(":") > 1 and not host.startswith("[")
-    if is_bare_ipv6:
-        host = f"[{host}]"
-    name = host_name(host)
-    has_port = ":" in host.rpartition("]")[2]  # the text after "]"; without brackets, the whole host
-    if name is None or has_port:
+    name = host_without_port(lower.removeprefix(_HTTP).removeprefix("https://").strip("/"))
+    if name is None:
         raise UsageError(
             f"hook_hosts must be names without ports, separated by commas, with http:// in front where plain HTTP is "
             f"allowed (got {text[:80]!r}); for example judge.example.org,http://judge"
@@ -247,7 +246,7 @@ class WebhookStore:
 
     # deliveries
 
-    def due(self) -> Delivery | None:
+    def next_due(self) -> Delivery | None:
         """Return the delivery that has been due the longest; None if none is due."""
         where = "receiver = ? AND state = ? AND next_try <= ? ORDER BY next_try, created LIMIT 1"
         deliveries = self._read(where, (self._receiver, DeliveryState.QUEUED, self._clock()))
@@ -288,7 +287,7 @@ class WebhookStore:
         """Return all stored deliveries, newest first, including those to earlier receivers."""
         return self._read("1 ORDER BY created DESC, id", ())
 
-    def queued(self) -> int:
+    def n_queued(self) -> int:
         """Return the number of queued deliveries."""
         statement = "SELECT COUNT(*) FROM hook_deliveries WHERE receiver = ? AND state = ?"
         [(count,)] = self._database.execute(statement, (self._receiver, DeliveryState.QUEUED))
@@ -337,9 +336,7 @@ def _insert_attempt(db: Connection, delivery_id: str, attempt: Attempt) -> None:
     db.execute("INSERT INTO hook_attempts VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
-TICK_S = 1.0  # interval between two calls of `Webhook.tick`
 ATTEMPT_TIMEOUT_S = 10.0
-RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after the first, second, … failed attempt
 _MAX_REASON_LENGTH = 300  # characters
 _POLL_S = 0.1  # interval at which an attempt checks whether the panel is stopping
 
@@ -350,7 +347,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Poster:
-    """Sends attempts. Does not follow redirects, and reads only the status of the response."""
+    """Sends deliveries to the receiver. Does not follow redirects, and reads only the status of the response."""
 
     options: WebhookOptions
     clock: Callable[[], float] = time.time
@@ -400,9 +397,6 @@ class Poster:
             return response.status_code
 
 
-MAX_CHANGING_S = 600.0  # after this time, an experiment is checked even if it is still changing
-
-
 def new_delivery(event: Event, now: float, experiment: str | None, **counts: int) -> Delivery:
     """Create a delivery that is due now. `counts` are numbers of cells.
 
@@ -425,9 +419,14 @@ def new_delivery(event: Event, now: float, experiment: str | None, **counts: int
     return Delivery(id_, event, experiment, json.dumps(payload), DeliveryState.QUEUED, now, next_try=now)
 
 
+MAX_CHANGING_S = 600.0  # after this time, new cells are reported even if the experiment is still changing
+
+
 class _Change(NamedTuple):
-    revision: str  # when the watcher last looked, whether or not it then saved a check
-    since: float  # when the watcher found the first change
+    """A change of an experiment that is not reported yet, because the experiment may still be changing."""
+
+    revision: str  # at the latest check
+    since: float  # time of the check that found the change
 
 
 class WebhookWatcher:
@@ -452,17 +451,15 @@ class WebhookWatcher:
         self.checked_at: float | None = None  # time of the last check without an error
         self.problem: str | None = None  # first error of the last check
 
-    def due(self) -> bool:
-        """Return whether to check now: `every_s` after the last check, or when a collect job has stopped running.
-
-        Also updates which experiments have a running collect job, so that it returns True once for a stopped job.
-        """
+    def check_if_due(self) -> None:
+        """Check `every_s` after the last check, and as soon as a collect job has stopped running."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting
         self._collecting = collecting
         self._collected = (self._collected | just_collected) - collecting
-        return bool(just_collected) or self._clock() >= self._next_check_at
+        if just_collected or self._clock() >= self._next_check_at:
+            self.check()
 
     def check(self) -> None:
         """Queue a delivery for every experiment with new pending cells. The first error is stored in `problem`."""
@@ -474,7 +471,7 @@ class WebhookWatcher:
                 try:
                     self._check_experiment(tracking, experiment)
                 except MlflowUnavailable:
-                    raise
+                    raise  # the other experiments cannot be read either
                 except TipbenchError as exc:
                     problems.append(exc)
         except TipbenchError as exc:
@@ -503,12 +500,11 @@ class WebhookWatcher:
             return
         now = self._clock()
         change = self._changing.get(experiment_key)
-        since = change.since if change else now
-        self._changing[experiment_key] = _Change(current, since)
-        # The panel does not see when another program finishes a collect. It waits until two checks find the same
-        # revision, so that all cells are reported together.
-        is_settled = (change is not None and change.revision == current) or now - since >= MAX_CHANGING_S
-        if experiment.name not in self._collected and not is_settled:
+        # The panel does not see when another program finishes a collect. So that all cells are reported together, it
+        # waits until two checks in a row find the same revision.
+        is_settled = change is not None and (change.revision == current or now - change.since >= MAX_CHANGING_S)
+        if not (is_settled or experiment.name in self._collected):
+            self._changing[experiment_key] = _Change(current, since=change.since if change else now)
             return
         self._changing.pop(experiment_key, None)
         runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
@@ -517,6 +513,10 @@ class WebhookWatcher:
         counts = {"pending": len(pending), "new": len(new)}
         delivery = new_delivery("cells.pending", self._clock(), experiment.name, **counts) if new else None
         self._store.save_check(experiment_key, current, pending, delivery)
+
+
+TICK_S = 1.0  # interval between two calls of `Webhook.tick`
+RETRY_WAITS_S = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0)  # after the first, second, … failed attempt
 
 
 class Webhook:
@@ -548,9 +548,8 @@ class Webhook:
         """Check for pending cells and send deliveries, if due. Return False if another process does it."""
         if not self._is_leader():
             return False
-        if self._watcher.due():
-            self._watcher.check()
-        while not self._stop.is_set() and (delivery := self._store.due()) is not None:
+        self._watcher.check_if_due()
+        while not self._stop.is_set() and (delivery := self._store.next_due()) is not None:
             attempt = self._attempt(delivery)
             is_last = attempt.number > len(RETRY_WAITS_S)
             next_try = None if is_last else self._poster.clock() + RETRY_WAITS_S[attempt.number - 1]
@@ -584,7 +583,7 @@ class Webhook:
             watching=self._is_leader(),
             looked=iso(self._watcher.checked_at),
             problem=self._watcher.problem,
-            queued=self._store.queued(),
+            queued=self._store.n_queued(),
         )
 
     def _attempt(self, delivery: Delivery) -> Attempt:
@@ -608,22 +607,14 @@ class Webhook:
                 wait_s = 10 * TICK_S
 
 
-def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, check_mlflow: bool) -> Webhook:
-    """Create the webhook of a panel.
-
-    With `check_mlflow`, the watcher's check for pending cells fails if MLflow is not running. Without it, the watcher
-    just calls `panel.mlflow.open`: for a panel with a tracking store passed in, which needs no MLflow.
-    """
-
-    def open_mlflow() -> TrackingStore:
-        if check_mlflow:
-            # Called to raise if no MLflow is found: open() would start the local one, which may have been stopped on
-            # purpose.
-            find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
-        return panel.mlflow.open()
-
+def make_webhook(options: WebhookOptions, panel: Panel, database: Database) -> Webhook:
+    """Create the webhook of a panel."""
     store = WebhookStore(database, options.receiver)
     watcher = WebhookWatcher(
-        store, panel.jobs.store, open_mlflow, every_s=options.watch_s, on_unavailable=panel.mlflow.locate_again
+        store,
+        panel.jobs.store,
+        panel.mlflow.open_running,
+        every_s=options.watch_s,
+        on_unavailable=panel.mlflow.locate_again,
     )
     return Webhook(Poster(options), store, watcher, is_leader=lambda: panel.jobs.supervisor.holds_lock)

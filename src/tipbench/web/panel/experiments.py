@@ -39,8 +39,8 @@ def front_page(request: Request, panel: PanelState, q: NameContains = "") -> HTM
         request,
         "experiments.html",
         rows=[row_of(each) for each in experiments.items],
-        total=experiments.total,  # total ignores q
-        has_search=experiments.total >= MIN_FOR_SEARCH,
+        total=experiments.n_all,
+        has_search=experiments.n_all >= MIN_FOR_SEARCH,
         q=q,
         mlflow_error=mlflow_error,
         json_url=f"/api/bench/experiments{query}",

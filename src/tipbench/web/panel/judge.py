@@ -258,7 +258,7 @@ def apply(
                 result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
         except SheetRefused as exc:
             return _refused_page(request, judge, upload.experiment, upload.name, exc)
-        uploads_of(request.app).settle(upload, result)
+        uploads_of(request.app).save_outcome(upload, result)
     return RedirectResponse(_experiment_url(f"/judge/uploads/{upload_id}", experiment), status_code=303)
 
 
@@ -342,7 +342,7 @@ def _preview_upload(
             result = apply_sheet(store, name, parse_sheet(file.content), options)
     except SheetRefused as exc:
         return _refused_page(request, judge, name, file.name, exc)
-    upload = uploads_of(request.app).keep(judge.token_id, name, file.name, file.content, quota=quota_of(judge))
+    upload = uploads_of(request.app).add(judge.token_id, name, file.name, file.content, quota=quota_of(judge))
     return _sheet_page(request, judge, upload, result, is_preview=True)
 
 

@@ -250,7 +250,7 @@ def _board_page(
         decision_future = background.submit(latest_decision, cached_store, mlflow_experiment.experiment_id)
         judging_future = background.submit(panel.queries.judging, store, mlflow_experiment)
         result = load_board(panel.queries, store, mlflow_experiment, query)
-    url = BoardUrl(experiment, result.query, {"sort": sort} if sort else {})
+    url = BoardUrl(experiment, result.query, sort)
     judging = judging_future.result()
     available = facets(panel.queries, store, mlflow_experiment)
     leader = result.board.ranking.leader if result.board else None
@@ -263,7 +263,7 @@ def _board_page(
         "board": result.board,
         "problem": result.problem,
         "url": url,
-        "chips": [(f"{chip.label}: {_short(chip.value)}", chip.remove) for chip in url.chips()],
+        "chips": [(f"{each.label}: {_short(each.value)}", each.url_without) for each in url.active_filters()],
         "options": options_of(url, result.board, available, judging),
         "recorded": available.n_cells,
         "pending": judging.pending,
@@ -338,7 +338,7 @@ def _cached_parts(queries: Queries, experiment: Experiment, result: BoardResult,
     if board is None:
         return {"choices": []}
     version = revision(experiment)
-    sort = url.extra.get("sort")
+    sort = url.sort
     has_charts = charts_installed()
 
     def make() -> dict[str, Any]:

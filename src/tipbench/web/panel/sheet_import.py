@@ -50,7 +50,7 @@ def upload_sheet(
         error = str(exc).removeprefix("query.judge takes ")  # the start names the API's parameter
         # `filled_by` is the id of the form field `judge`.
         return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
-    upload = uploads_of(request.app).keep(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
+    upload = uploads_of(request.app).add(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
@@ -94,7 +94,7 @@ def confirm(
             options = ApplyOptions.of(who, judge=upload.judge, accept=accept_reason, dry_run=False, final=final)
             with panel.mlflow.judging_lock():
                 result = apply_sheet(store, experiment, parse_sheet(upload.content), options)
-                uploads.settle(upload, result)
+                uploads.save_outcome(upload, result)
         except Invalid as exc:
             return _preview_page(request, upload, who, store, status=exc.status, error=str(exc))
         except (LockHeld, SheetRefused) as exc:

@@ -80,8 +80,8 @@ def design_tags(design: Design) -> dict[str, str]:
 def read_design(tags: Mapping[str, str]) -> Design | None:
     """Return the design in an experiment's tags; None if it is missing or invalid, because anyone may edit tags."""
     try:
-        raw = json.loads(tags.get(DESIGN_TAG, "null"))
-        if "parts" in raw:  # TypeError if the tag is missing: raw is None
+        raw = json.loads(tags[DESIGN_TAG])
+        if "parts" in raw:
             numbers = range(1, min(raw["parts"], _MAX_PARTS) + 1)
             raw = json.loads("".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in numbers))
         scenarios = tuple(str(scenario) for scenario in raw["scenarios"])

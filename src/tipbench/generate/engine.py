@@ -221,7 +221,7 @@ def memory_needed(facts: ModelFacts, *, num_ctx: int, concurrency: int = 1) -> i
 
 
 def memory_warning(facts: ModelFacts, needed: int | None, free: FreeMemory) -> str | None:
-    """Return a warning if a model probably fits neither into RAM nor into VRAM; None if it fits or this is unknown."""
+    """Return a warning if a model probably fits in neither RAM nor VRAM; None if it fits or a size is unknown."""
     available = max((size for size in (free.ram, free.vram) if size is not None), default=None)
     if needed is None or available is None or needed <= available:
         return None
@@ -277,15 +277,19 @@ class EngineType:
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
 
+    def server_url(self, config: CollectConfig) -> str | None:
+        """Return the URL of its server, or None if it has none."""
+        return getattr(config, self.server) if self.server else None
+
     def runs_here(self, config: CollectConfig) -> bool:
         """Return whether its models run on this machine."""
-        return self.server is None or is_loopback(getattr(config, self.server))
+        url = self.server_url(config)
+        return url is None or is_loopback(url)
 
     def resource(self, config: CollectConfig) -> str:
         """Return the name of the resource that it occupies: its server, or itself on this machine."""
-        if self.server is None:
-            return f"{self.label} on this machine"
-        return f"{self.label} at {canonical_url(getattr(config, self.server))}"
+        url = self.server_url(config)
+        return f"{self.label} on this machine" if url is None else f"{self.label} at {canonical_url(url)}"
 
 
 def _build_ollama(dependencies: EngineDependencies) -> Engine:

@@ -18,7 +18,6 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenari
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_text
 from tipbench.text import fingerprint
 
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")  # names of the options that a suite sets
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 
 
@@ -32,7 +31,7 @@ class Suite:
     prompts: Mapping[str, Prompt]
     rubric: Rubric
     controls: tuple[Control, ...]
-    sampling: Mapping[str, float | int]  # all options in SAMPLING
+    sampling: Mapping[str, float | int]  # a value for each field of SamplingSchema
 
     @property
     def fingerprint(self) -> str:
@@ -214,10 +213,10 @@ def _merge_sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
     for layer in layers:
         if layer.content.sampling:
             merged |= layer.content.sampling.model_dump(exclude_none=True)
-    for name in SAMPLING:
+    for name in SamplingSchema.model_fields:
         if name not in merged:
             raise layers[-1].source.error(("sampling",), f"'{name}' is missing in [sampling].")
-    return {name: merged[name] for name in SAMPLING}
+    return merged
 
 
 def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:

@@ -42,7 +42,7 @@ OPTIONS = frozenset({"num_ctx", "num_predict", "temperature", "top_k", "top_p", 
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Raise ValueError unless these are exactly `OPTIONS`: engines do not report unknown or missing ones."""
+    """Raise ValueError unless these are `OPTIONS`: Ollama ignores unknown ones, and uses defaults for missing ones."""
     if differing := set(options) ^ OPTIONS:
         raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differing)}")
 
@@ -273,7 +273,7 @@ class EngineType:
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # key of the setting with its server's URL; None: runs inside tipbench
-    needs_lock: bool = False  # True: used by only one collect or judging model at a time
+    needs_lock: bool = False  # True: only one collect or model judge may use it at a time
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
 

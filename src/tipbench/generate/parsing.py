@@ -186,7 +186,7 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
 def _keyed_tips(keyed_texts: list[tuple[str, str]]) -> list[Tip]:
     """Return a tip for each tip key, with its rationale. One object may have `tip1`, `rationale1`, `tip2` …
 
-    Beside a tip key, a description is a rationale too.
+    A description counts as a rationale too.
     """
     tips: list[Tip] = []
     next_rationale = ""  # a rationale that precedes its tip

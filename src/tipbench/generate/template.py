@@ -172,7 +172,6 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
         kind = kinds[kind_index]
         task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_number + kind.skip) % len(tasks)]
         task_cycles = round_number // len(tasks)  # how often the kind has used all tasks
-        # After all tasks comes the next wording; `wording_cycles` is how often all wordings were used.
         wording_cycles, wording_index = divmod(task_cycles, len(kind.wordings))
         first_wording = _draw(seed, "wording", kind_index)
         wording = kind.wordings[(first_wording + wording_index) % len(kind.wordings)]

@@ -144,7 +144,7 @@ class OllamaApi:
     def _result_or_retry(
         self, chat: Chat, request: GenerationRequest, failed_tries: Counter[str]
     ) -> Completion | EngineFailure | _Retry:
-        """Return the result of a call, or a `_Retry`. `failed_tries` has the previous ones by reason."""
+        """Return the result of a call, or a `_Retry`. `failed_tries` counts the failed calls by reason."""
 
         def may_retry(reason: str, max_tries: int) -> bool:
             """Count a failed try, and return whether there may be another one."""

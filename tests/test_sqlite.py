@@ -143,7 +143,7 @@ def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(databa
         with writer.held():
             writer.commits.insert(("a",))
             writer.commits.insert(("b",))
-            with pytest.raises(QueueFull, match="At most 2 entries may wait for the disk; 2 do"):
+            with pytest.raises(QueueFull, match="At most 2 entries may wait for the disk; 2 are waiting"):
                 writer.commits.insert(("c",))
             writer.commits.execute("DELETE FROM colours WHERE name IN ('a', 'd')", ())
         if (pending := writer.commits.pending()) is not None:

@@ -26,7 +26,7 @@
     ├── LocalMlflowError          the local MLflow could not be started or stopped
     ├── JobConflict               the idempotency key belongs to another request, or the job's state forbids the request
     ├── JobStartError             a runner cannot start a job, and a retry would not help
-    ├── QueueFull                 the queue of the event log is full; retry
+    ├── QueueFull                 too many entries wait to be written to disk; retry shortly
     ├── EventConflict             the request contradicts the recorded event
     └── StateError                stored policy state is corrupt, or its schema is not supported
 
@@ -60,8 +60,6 @@ class InvalidOption(UsageError):
 
 
 class SuiteError(UsageError):
-    """A suite file is invalid."""
-
     def __init__(self, path: Path | str, line: int | None, reason: str) -> None:
         self.path = Path(path)
         self.line = line
@@ -75,7 +73,7 @@ class ModelRefused(UsageError):
 
 
 class JobNotFound(UsageError):
-    """There is no job with this id."""
+    pass
 
 
 class EventNotFound(UsageError):
@@ -167,15 +165,15 @@ class LocalMlflowError(TipbenchError):
 
 
 class JobConflict(TipbenchError):
-    """The idempotency key belongs to a job with another request, or the job's state does not allow the request."""
+    pass
 
 
 class JobStartError(TipbenchError):
-    """A runner could not start a job, and a retry would not help."""
+    pass
 
 
 class QueueFull(TipbenchError):
-    """Too many entries wait to be written to disk. The caller should retry shortly."""
+    pass
 
 
 class EventConflict(TipbenchError):
@@ -183,4 +181,4 @@ class EventConflict(TipbenchError):
 
 
 class StateError(TipbenchError):
-    """A stored state is corrupt, or has a schema that this version does not support."""
+    pass

@@ -160,15 +160,12 @@ def _describe_proxies() -> str:
     settings = []
     for key, proxy in sorted(getproxies().items()):
         if key in ("http", "https", "all") and proxy:
-            settings.append(f"{key.upper()}_PROXY={_proxy_without_login(proxy)}")
+            try:
+                shown = strip_login(proxy)
+            except ValueError:
+                shown = "an invalid address"
+            settings.append(f"{key.upper()}_PROXY={shown}")
     return ", ".join(settings)
-
-
-def _proxy_without_login(proxy: str) -> str:
-    try:
-        return strip_login(proxy)
-    except ValueError:
-        return "an invalid address"
 
 
 # Errors

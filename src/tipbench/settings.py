@@ -231,17 +231,17 @@ class Settings:
     def allowed_servers(self, key: str, others: Iterable[str], *, find: bool = True) -> tuple[str, ...]:
         """Return the servers that a job started over HTTP or Airflow may use: the configured one and `others`.
 
-        `key` is "ollama_url", which has a default, or "mlflow_url". If no MLflow is configured, the servers that
-        tipbench would look for are allowed instead; if `find` is false, only `others`.
+        `key` is "ollama_url" or "mlflow_url". If no MLflow is configured, the servers that tipbench finds by itself are
+        allowed instead, unless `find` is false.
         """
-        url = self.get(key) or CollectConfig.model_fields[key].default
-        if url is not None:
-            return tuple(dict.fromkeys((url, *others)))
-        if not find:
-            return tuple(dict.fromkeys(others))
         from tipbench.record.mlflow import default_servers
 
-        return (*default_servers(self.home), *others)
+        own: tuple[str, ...] = ()
+        if url := self.get(key) or CollectConfig.model_fields[key].default:  # `mlflow_url` has no default
+            own = (url,)
+        elif find:
+            own = default_servers(self.home)
+        return tuple(dict.fromkeys((*own, *others)))
 
     @property
     def mlflow(self) -> MlflowAccess:

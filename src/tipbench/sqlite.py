@@ -166,8 +166,7 @@ class GroupCommit:
         """Queue a row and return the future of its commit. Raises QueueFull if the queue is full or closed."""
         with self._changed:
             if self._closed or len(self._queue) >= self._capacity:
-                # "8 do" says that 8 entries already wait.
-                reason = "the store is closing" if self._closed else f"{len(self._queue):,} do"
+                reason = "the store is closing" if self._closed else f"{len(self._queue):,} are waiting"
                 raise QueueFull(
                     f"At most {self._capacity:,} entries may wait for the disk; {reason}. Retry in a second."
                 )

@@ -360,7 +360,7 @@ def test_a_tag_moved_before_its_block_is_not_generated_under_its_old_digest(
 @pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, -1, True, "12", None])
 def test_invalid_counters_are_unknown(odd: object) -> None:
     counters = ("total_duration", "load_duration", "eval_duration", "eval_count", "prompt_eval_count")
-    chat = Chat(ending=Ending.DONE, text="[]", last=dict.fromkeys(counters, odd), wall_s=2.0)
+    chat = Chat(ending=Ending.DONE, text="[]", done_object=dict.fromkeys(counters, odd), wall_s=2.0)
     done = read_completion(chat, ask())
     assert (done.latency_s, done.load_s, done.prompt_tokens, done.output_tokens, done.tokens_per_s) == (
         2.0,

@@ -413,7 +413,7 @@ def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
             with contextlib.suppress(QueueFull):
                 for _ in range(7):  # three wait, and the writer may have taken up to three at once
                     service.score("egreedy/v1", score_request())
-            with pytest.raises(QueueFull, match=r"At most 3 entries may wait for the disk; 3 do\. Retry"):
+            with pytest.raises(QueueFull, match=r"At most 3 entries may wait for the disk; 3 are waiting\. Retry"):
                 service.reward("egreedy/v1", reward_request("e"))
         service.log.wait()
         assert service.reward("egreedy/v1", reward_request("e")).body == {

@@ -115,8 +115,8 @@ def unload_left_behind(conf: Conf, ollama_url: str | None) -> dict[str, Any]:
         try:
             leftover = lock.dead_holder
             engine = ENGINES[name]
-            if leftover is not None and engine.unload and engine.server:
-                server_url = getattr(config, engine.server)  # `server` is a key of the configuration
+            server_url = engine.server_url(config)
+            if leftover is not None and engine.unload and server_url:
                 engine.unload(server_url, leftover.model, leftover.digest)
                 lock.note_unloaded()
                 unloaded = leftover.model

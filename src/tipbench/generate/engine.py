@@ -42,7 +42,7 @@ OPTIONS = frozenset({"num_ctx", "num_predict", "temperature", "top_k", "top_p", 
 
 
 def check_options(options: Iterable[str]) -> None:
-    """Raise ValueError unless these are exactly `OPTIONS`: engines do not report unknown or missing ones."""
+    """Raise ValueError unless these are `OPTIONS`: Ollama ignores unknown ones, and uses defaults for missing ones."""
     if differing := set(options) ^ OPTIONS:
         raise ValueError(f"options sent to a model must be exactly {sorted(OPTIONS)}; differs in {sorted(differing)}")
 
@@ -221,7 +221,7 @@ def memory_needed(facts: ModelFacts, *, num_ctx: int, concurrency: int = 1) -> i
 
 
 def memory_warning(facts: ModelFacts, needed: int | None, free: FreeMemory) -> str | None:
-    """Return a warning if a model probably fits neither into RAM nor into VRAM; None if it fits or this is unknown."""
+    """Return a warning if a model probably fits in neither RAM nor VRAM; None if it fits or a size is unknown."""
     available = max((size for size in (free.ram, free.vram) if size is not None), default=None)
     if needed is None or available is None or needed <= available:
         return None
@@ -273,19 +273,23 @@ class EngineType:
     has_prompt: bool = True  # False: answers do not depend on the prompt
     holds_weights: bool = True  # False: needs almost no memory and time
     server: str | None = None  # key of the setting with its server's URL; None: runs inside tipbench
-    needs_lock: bool = False  # True: used by only one collect or judging model at a time
+    needs_lock: bool = False  # True: only one collect or model judge may use it at a time
     # Called with (URL, model, digest); unloads what a killed process left loaded.
     unload: Callable[[str, str, str], None] | None = None
 
+    def server_url(self, config: CollectConfig) -> str | None:
+        """Return the URL of its server, or None if it has none."""
+        return getattr(config, self.server) if self.server else None
+
     def runs_here(self, config: CollectConfig) -> bool:
         """Return whether its models run on this machine."""
-        return self.server is None or is_loopback(getattr(config, self.server))
+        url = self.server_url(config)
+        return url is None or is_loopback(url)
 
     def resource(self, config: CollectConfig) -> str:
         """Return the name of the resource that it occupies: its server, or itself on this machine."""
-        if self.server is None:
-            return f"{self.label} on this machine"
-        return f"{self.label} at {canonical_url(getattr(config, self.server))}"
+        url = self.server_url(config)
+        return f"{self.label} on this machine" if url is None else f"{self.label} at {canonical_url(url)}"
 
 
 def _build_ollama(dependencies: EngineDependencies) -> Engine:

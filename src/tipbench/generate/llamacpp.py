@@ -43,9 +43,8 @@ class LlamaCppEngine(InProcessEngine):
     def __init__(self, home: Path, *, num_ctx: int, threads: int | None = None) -> None:
         self._home = home
         self._num_ctx = num_ctx
-        if threads is None:
-            threads = max(1, _usable_cores() - 1)  # leaves one core free, because llama.cpp's threads busy-wait
-        self._threads = threads
+        # By default, one core stays free, because llama.cpp's threads busy-wait.
+        self._threads = threads or max(1, _usable_cores() - 1)
 
     def facts(self, model: str) -> ModelFacts:
         """Return the facts without loading the model."""

@@ -144,9 +144,10 @@ class OllamaEngine:
         self._api.close()
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
-        # Without a response, `wait_until_gone` would raise. So it is not called: `complete` returns the failure.
         if self._unload_each_call and self._current is not None and self.alive():
-            wait_until_gone(self._api, self._current.digest)  # the previous call must have freed its memory
+            # The previous call must have freed its memory. Skipped if the server is down: this would raise, the call
+            # below returns an EngineFailure.
+            wait_until_gone(self._api, self._current.digest)
         result = self._api.complete(request, self._body(request))
         if self._monitor.tag_moved:
             raise OllamaError(_model_changed_message(request.model))

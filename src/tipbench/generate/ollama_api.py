@@ -56,7 +56,7 @@ class Chat:
     status: int = 0  # HTTP status; 0 without a response
     error: str = ""
     text: str = ""
-    last: Mapping[str, Any] = field(default_factory=dict)  # the object with `done`
+    done_object: Mapping[str, Any] = field(default_factory=dict)  # the object with `done` and the server's counters
     first_token_s: float | None = None
     wall_s: float = 0.0  # until the end of the call
 
@@ -132,33 +132,33 @@ class OllamaApi:
 
     def complete(self, request: GenerationRequest, body: Mapping[str, Any]) -> Completion | EngineFailure:
         """Call `chat` with this body, and retry while the server is busy or the connection breaks."""
-        retries: Counter[str] = Counter()
+        failed_tries: Counter[str] = Counter()
         while True:
             chat = self.chat(body, timeout_s=request.timeout_s, cancel=request.cancel)
-            result = self._result_or_retry(chat, request, retries)
+            result = self._result_or_retry(chat, request, failed_tries)
             if not isinstance(result, _Retry):
                 return result
             if request.cancel.wait(result.wait_s):
                 return _failure(FailureKind.CANCELLED, chat, "stopped")
 
     def _result_or_retry(
-        self, chat: Chat, request: GenerationRequest, retries: Counter[str]
+        self, chat: Chat, request: GenerationRequest, failed_tries: Counter[str]
     ) -> Completion | EngineFailure | _Retry:
-        """Return the result of a call, or a `_Retry`. `retries` counts the retries so far by reason."""
+        """Return the result of a call, or a `_Retry`. `failed_tries` counts the failed calls by reason."""
 
-        def take_retry(reason: str, max_retries: int) -> bool:
-            """Count a retry, and return whether it is within the limit."""
-            retries[reason] += 1
-            return retries[reason] <= max_retries
+        def may_retry(reason: str, max_tries: int) -> bool:
+            """Count a failed try, and return whether there may be another one."""
+            failed_tries[reason] += 1
+            return failed_tries[reason] < max_tries
 
         if chat.ending is Ending.CLEAN_END:  # retry once; after that, its text is the answer
-            if take_retry("clean end", 1):
+            if may_retry("clean end", 2):
                 return _Retry(0.0)
             if not chat.text:
                 return _failure(FailureKind.INCOMPLETE, chat, "the answer ended before its first token, twice")
         if chat.ending in (Ending.DONE, Ending.CLEAN_END):
-            if chat.last.get("remote_model") or chat.last.get("remote_host"):
-                remote = str(chat.last.get("remote_host"))[:200]
+            if chat.done_object.get("remote_model") or chat.done_object.get("remote_host"):
+                remote = str(chat.done_object.get("remote_host"))[:200]
                 return _failure(FailureKind.NOT_LOCAL, chat, f"computed on another server: {remote}")
             return read_completion(chat, request)
         if chat.ending is Ending.CANCELLED:
@@ -169,7 +169,7 @@ class OllamaApi:
                 return _failure(FailureKind.SERVER_GONE, chat, reason)
             if chat.ending is Ending.TIMEOUT:
                 return _failure(FailureKind.TIMEOUT, chat, chat.error)
-            if chat.status == 0 and take_retry("reset", _RESET_TRIES - 1):  # no response yet
+            if chat.status == 0 and may_retry("reset", _RESET_TRIES):  # no response yet
                 return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.RESET, chat, f"the connection broke: {chat.error}")
         if chat.ending in (Ending.ERROR_LINE, Ending.GARBAGE):
@@ -178,12 +178,12 @@ class OllamaApi:
         if chat.status in (502, 504) and not self.alive():
             return _failure(FailureKind.SERVER_GONE, chat, f"{chat.status}: {chat.error}")
         if chat.status in (429, 502, 503, 504):
-            if take_retry("busy", _BUSY_TRIES - 1):
+            if may_retry("busy", _BUSY_TRIES):
                 jitter = random.uniform(0.8, 1.2)  # noqa: S311
-                return _Retry(_RETRY_WAIT_S * 2.0 ** (retries["busy"] - 1) * jitter)
+                return _Retry(_RETRY_WAIT_S * 2.0 ** (failed_tries["busy"] - 1) * jitter)
             return _failure(FailureKind.BUSY, chat, f"still {chat.status} after {_BUSY_TRIES} tries: {chat.error}")
         if chat.status >= 500:
-            if take_retry("load", 1):
+            if may_retry("load", 2):
                 return _Retry(_RETRY_WAIT_S)
             return _failure(FailureKind.LOAD_FAILED, chat, f"{chat.status} twice: {chat.error}")
         kind = FailureKind.REJECTED
@@ -389,16 +389,16 @@ class _AnswerReader:
                 self.set_ending(Ending.GARBAGE, f"an answer of more than {_MAX_CHARS} characters")
                 return
         if part.get("done") is True:
-            self._chat.last = part
+            self._chat.done_object = part
             self.set_ending(Ending.DONE)
 
 
 def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
     """Build the completion of a finished call; a counter missing in the response is unknown, not zero."""
-    last = chat.last  # has the server's counters
-    load_s, generation_s = _seconds(last.get("load_duration")), _seconds(last.get("eval_duration"))
-    output_tokens, prompt_tokens = read_count(last.get("eval_count")), read_count(last.get("prompt_eval_count"))
-    total_s = _seconds(last.get("total_duration"))
+    counters = chat.done_object
+    load_s, generation_s = _seconds(counters.get("load_duration")), _seconds(counters.get("eval_duration"))
+    output_tokens, prompt_tokens = read_count(counters.get("eval_count")), read_count(counters.get("prompt_eval_count"))
+    total_s = _seconds(counters.get("total_duration"))
     if total_s is None:
         total_s = chat.wall_s
 
@@ -407,7 +407,7 @@ def read_completion(chat: Chat, request: GenerationRequest) -> Completion:
 
     done_reason = "aborted"
     if chat.ending is Ending.DONE:
-        done_reason = str(last.get("done_reason") or "stop")
+        done_reason = str(chat.done_object.get("done_reason") or "stop")
     n_words = len(request.system.split()) + len(request.user.split())
     # The server truncated the prompt if it counts fewer tokens than we sent words, or if the prompt fills the context.
     truncated = prompt_tokens is not None and (prompt_tokens < n_words or prompt_tokens >= request.options["num_ctx"])

@@ -161,13 +161,13 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
     """
     texts = [(key, value) for key, value in node.entries if isinstance(value, str)]
     keyed_texts = [(_normalise_key(key), text) for key, text in texts if key is not None]
-    rationale = next((text for key, text in keyed_texts if key in _RATIONALE_KEYS), "")
     if any(key in _TIP_KEYS for key, _ in keyed_texts):
         return _keyed_tips(keyed_texts)
     has_text_without_key = len(keyed_texts) < len(texts)
     if keyed_texts and has_text_without_key and all(key in _RATIONALE_KEYS for key, _ in keyed_texts):
         # In ["Do this", "rationale": "that"] the text without a key is the tip.
         return _keyed_tips([("tip" if key is None else _normalise_key(key), text) for key, text in texts])
+    rationale = next((text for key, text in keyed_texts if key in _RATIONALE_KEYS), "")
     nested: list[Tip] = []
     for key, value in node.entries:
         if isinstance(value, Node):
@@ -186,7 +186,7 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
 def _keyed_tips(keyed_texts: list[tuple[str, str]]) -> list[Tip]:
     """Return a tip for each tip key, with its rationale. One object may have `tip1`, `rationale1`, `tip2` …
 
-    Beside a tip key, a description is a rationale too.
+    A description counts as a rationale too.
     """
     tips: list[Tip] = []
     next_rationale = ""  # a rationale that precedes its tip
@@ -267,7 +267,7 @@ class _LineKind(Enum):
 class _Line:
     kind: _LineKind
     text: str = ""
-    indented: bool = False
+    is_indented: bool = False
 
 
 @dataclass
@@ -276,10 +276,10 @@ class _Item:
 
     parts: list[str]
     rationale: str = ""
-    rationale_labelled: bool = False  # found by its label, not by its position
+    has_labelled_rationale: bool = False  # else the rationale was found by its position
 
     @property
-    def unfinished(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether the last part does not end a sentence."""
         last_char = self.parts[-1][-1]
         return last_char.isalnum() or last_char in ",;"
@@ -328,15 +328,15 @@ def _list_tips(text: str) -> list[Tip]:
             current = None  # ignore all lines until the next tip
         elif line.kind is _LineKind.RATIONALE or rationale_next:
             rationale_next = not line.text
-            if line.text and not current.rationale_labelled:
-                current.rationale, current.rationale_labelled = line.text, True
+            if line.text and not current.has_labelled_rationale:
+                current.rationale, current.has_labelled_rationale = line.text, True
         elif not line.text:
             pass  # only markup, such as "**"
         elif not current.parts or current.parts[-1].endswith(":"):
             current.parts.append(line.text)  # the text below a marker or headline
-        elif line.kind is _LineKind.PLAIN and after_blank and not line.indented:
+        elif line.kind is _LineKind.PLAIN and after_blank and not line.is_indented:
             current = None  # closing remarks after the list
-        elif line.kind is _LineKind.PLAIN and current.unfinished:
+        elif line.kind is _LineKind.PLAIN and current.is_unfinished:
             current.parts.append(line.text)  # the rest of a sentence
         elif not current.rationale:
             current.rationale = line.text  # a line after a complete tip explains it
@@ -384,7 +384,7 @@ def _classify_line(raw: str) -> _Line:
         kind = _LineKind.NUMBER if marker["number"] else _LineKind.BULLET
     else:
         kind = _LineKind.PLAIN
-    return _Line(kind, text.strip(), indented=raw[0].isspace())
+    return _Line(kind, text.strip(), is_indented=raw[0].isspace())
 
 
 def _unquote(text: str) -> str:

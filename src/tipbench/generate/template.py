@@ -124,7 +124,7 @@ class TemplateEngine(InProcessEngine):
     def facts(self, model: str) -> ModelFacts:
         """Return the facts of the template. Its digest covers all wordings, so a new wording is a new model."""
         if model != MODEL:
-            raise ModelRefused(_unknown_model(model))
+            raise ModelRefused(_unknown_model_message(model))
         content = {"version": VERSION, "kinds": [asdict(kind) for kind in _KINDS]}
         return ModelFacts(
             model=MODEL,
@@ -143,7 +143,7 @@ class TemplateEngine(InProcessEngine):
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         """Return exactly `n_tips` unique tips as a JSON array; deterministic for a scenario and seed."""
         if request.model != MODEL:
-            return EngineFailure(FailureKind.MISSING_MODEL, _unknown_model(request.model))
+            return EngineFailure(FailureKind.MISSING_MODEL, _unknown_model_message(request.model))
         if request.cancel.is_set():
             return EngineFailure(FailureKind.CANCELLED, "stopped before it began")
         start = time.perf_counter()
@@ -172,7 +172,6 @@ def write_tips(scenario: Scenario, n_tips: int, seed: int) -> list[dict[str, str
         kind = kinds[kind_index]
         task = _sorted_tasks(tasks, kind.order, scenario.day)[(round_number + kind.skip) % len(tasks)]
         task_cycles = round_number // len(tasks)  # how often the kind has used all tasks
-        # After all tasks comes the next wording; `wording_cycles` is how often all wordings were used.
         wording_cycles, wording_index = divmod(task_cycles, len(kind.wordings))
         first_wording = _draw(seed, "wording", kind_index)
         wording = kind.wordings[(first_wording + wording_index) % len(kind.wordings)]
@@ -244,5 +243,5 @@ def _draw(seed: int, purpose: str, number: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _unknown_model(model: str) -> str:
+def _unknown_model_message(model: str) -> str:
     return f"The baseline engine has one model, {MODEL}; the request names {model!r}. Write {MODEL} in --models."

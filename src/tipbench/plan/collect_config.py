@@ -136,7 +136,7 @@ URL_KEYS = tuple(key for key in CollectConfig.model_fields if key.endswith("_url
 
 
 def split_wait_for_judge(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return the other options, and the value of `wait_for_judge`; raises InvalidOption if it is not a boolean."""
+    """Return the options without `wait_for_judge`, and its value. Raises InvalidOption if that is not a boolean."""
     values = dict(options)
     wait = values.pop(WAIT_FOR_JUDGE, False)
     if not isinstance(wait, bool):

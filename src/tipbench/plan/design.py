@@ -16,7 +16,7 @@ from typing import Any, Literal
 DESIGN_TAG = "tipbench.design"
 LEVELS = (0.05, 0.0294, 0.0221, 0.0182)  # Pocock's level of each look in a design of one, two, three or four looks
 _MAX_LOOKS = len(LEVELS)
-STEP = 8  # scenarios between two looks
+_LOOK_INTERVAL = 8  # scenarios between two looks
 MIN_SCENARIOS = 6  # the smallest p of a sign-flip test with n scenarios is 2 / 2ⁿ: below 0.05 from n = 6
 
 _MAX_TAG_CHARS = 1500  # well below MLflow's limit for an experiment's tag, 5000
@@ -46,10 +46,10 @@ def make_design(scenarios: Iterable[str], option: LooksOption = "auto") -> Desig
     order = tuple(dict.fromkeys(scenarios))
     n = len(order)
     looks: tuple[int, ...]
-    if option == "one" or n <= STEP:
+    if option == "one" or n <= _LOOK_INTERVAL:
         looks = (n,)
-    elif n <= STEP * _MAX_LOOKS:
-        looks = (*range(STEP, n, STEP), n)
+    elif n <= _LOOK_INTERVAL * _MAX_LOOKS:
+        looks = (*range(_LOOK_INTERVAL, n, _LOOK_INTERVAL), n)
     else:
         looks = tuple(ceil(n * number / _MAX_LOOKS) for number in range(1, _MAX_LOOKS + 1))
     return Design(order, looks, level=LEVELS[len(looks) - 1])
@@ -62,8 +62,9 @@ def extend_design(before: Design | None, scenarios: Iterable[str], option: Looks
         return make_design(wanted, option)
     if set(wanted) <= set(before.scenarios):
         return before
-    has_option_one = len(before.looks) == 1 and len(before.scenarios) > STEP  # "auto" would have given more looks
-    return make_design((*before.scenarios, *wanted), "one" if has_option_one else option)
+    # With "auto", so many scenarios would have had several looks.
+    was_option_one = len(before.looks) == 1 and len(before.scenarios) > _LOOK_INTERVAL
+    return make_design((*before.scenarios, *wanted), "one" if was_option_one else option)
 
 
 def design_tags(design: Design) -> dict[str, str]:
@@ -80,8 +81,8 @@ def design_tags(design: Design) -> dict[str, str]:
 def read_design(tags: Mapping[str, str]) -> Design | None:
     """Return the design in an experiment's tags; None if it is missing or invalid, because anyone may edit tags."""
     try:
-        raw = json.loads(tags.get(DESIGN_TAG, "null"))
-        if "parts" in raw:  # TypeError if the tag is missing: raw is None
+        raw = json.loads(tags[DESIGN_TAG])
+        if "parts" in raw:
             numbers = range(1, min(raw["parts"], _MAX_PARTS) + 1)
             raw = json.loads("".join(tags.get(f"{DESIGN_TAG}.{number:03}", "") for number in numbers))
         scenarios = tuple(str(scenario) for scenario in raw["scenarios"])

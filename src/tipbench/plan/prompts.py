@@ -96,20 +96,19 @@ def parse_prompt(version: str, text: str, path: Path) -> Prompt:
     for name in SECTIONS:
         if name not in sections:
             raise SuiteError(path, None, f"the '# {name}' section is missing. A prompt needs '# system' and '# user'.")
-    for heading_line, lines in sections.values():
+    templates: dict[str, str] = {}
+    for name, (heading_line, lines) in sections.items():
         for number, line in enumerate(lines, start=heading_line + 1):
-            for name in _placeholders_in(line):
-                if name not in PLACEHOLDERS:
+            for placeholder in _placeholders_in(line):
+                if placeholder not in PLACEHOLDERS:
                     known = ", ".join(PLACEHOLDERS)
-                    raise SuiteError(path, number, f"unknown placeholder '{{{{ {name} }}}}'. Known: {known}.")
+                    raise SuiteError(path, number, f"unknown placeholder '{{{{ {placeholder} }}}}'. Known: {known}.")
             if "{{" in _PLACEHOLDER.sub("", line):
                 raise SuiteError(
                     path, number, "a placeholder opens with '{{' and is not closed with '}}' on the same line."
                 )
-    templates = {name: "\n".join(lines).strip() for name, (_, lines) in sections.items()}
-    for name, template in templates.items():
-        if not template:
-            heading_line, _ = sections[name]
+        templates[name] = "\n".join(lines).strip()
+        if not templates[name]:
             raise SuiteError(path, heading_line, f"the '# {name}' section is empty.")
     if "n_tips" not in _placeholders_in("".join(templates.values())):
         raise SuiteError(path, None, "the prompt does not give the number of tips. Use {{ n_tips }}.")

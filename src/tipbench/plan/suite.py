@@ -18,7 +18,6 @@ from tipbench.plan.scenarios import Persona, Scenario, Slot, Task, build_scenari
 from tipbench.plan.toml_file import Id, Line, Schema, TomlText, is_id, read_text
 from tipbench.text import fingerprint
 
-SAMPLING = ("top_k", "top_p", "min_p", "repeat_penalty")  # names of the options that a suite sets
 _BUILT_IN = Path(__file__).resolve().parent.parent / "suites"
 
 
@@ -32,7 +31,7 @@ class Suite:
     prompts: Mapping[str, Prompt]
     rubric: Rubric
     controls: tuple[Control, ...]
-    sampling: Mapping[str, float | int]  # all options in SAMPLING
+    sampling: Mapping[str, float | int]  # a value for each field of SamplingSchema
 
     @property
     def fingerprint(self) -> str:
@@ -49,6 +48,77 @@ class Suite:
         )
 
 
+def _parse_time(value: object) -> object:
+    """Parse a time such as "07:30". TOML's own format, which requires seconds, is accepted too if they are 0."""
+    if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
+        return dt.time.fromisoformat(value)
+    if isinstance(value, dt.time) and not value.second and not value.microsecond:
+        return value
+    raise ValueError('must be a time of day such as "07:30"')
+
+
+class TaskSchema(Schema):
+    title: Line
+    priority: Annotated[int, Field(ge=1, le=4)]
+    due: dt.date | None = None
+    age_days: Annotated[int, Field(ge=0, le=36500)]
+
+
+class PersonaSchema(Schema):
+    id: Id
+    name: Line
+    role: Line
+    about: Line
+    preferences: Annotated[list[Line], Field(default_factory=list)]
+    habits: Annotated[list[Line], Field(default_factory=list)]
+    tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
+
+    def build(self) -> Persona:
+        return Persona(
+            id=self.id,
+            name=self.name,
+            role=self.role,
+            about=self.about,
+            preferences=tuple(self.preferences),
+            habits=tuple(self.habits),
+            tasks=tuple(Task(**dict(task)) for task in self.tasks),
+        )
+
+
+class SlotSchema(Schema):
+    id: Id
+    label: Line
+    time: Annotated[dt.time, BeforeValidator(_parse_time)]
+
+
+class SamplingSchema(Schema):
+    """Sampling options. Each must be set by the suite or by a suite that it extends."""
+
+    top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
+
+
+class SuiteSchema(Schema):
+    name: Id
+    title: Line
+    extends: Line | None = None
+    date: dt.date | None = None
+    sampling: SamplingSchema | None = None
+    slots: Annotated[list[SlotSchema], Field(default_factory=list)]
+    personas: Annotated[list[PersonaSchema], Field(default_factory=list)]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The folder and `suite.toml` of one suite, without those it extends."""
+
+    folder: Path
+    source: TomlText
+    content: SuiteSchema
+
+
 def builtin_suites() -> list[str]:
     """Return the names of the built-in suites."""
     return sorted(folder.name for folder in _BUILT_IN.iterdir() if (folder / "suite.toml").is_file())
@@ -59,32 +129,26 @@ def load_suite(name_or_path: str) -> Suite:
     layers = _read_layers(_find_folder(name_or_path))
     scenarios = _combine_scenarios(layers)
     scenario_ids = [scenario.id for scenario in scenarios]
-    # The last rubric applies. If there is none, reading it from the first layer raises SuiteError.
-    with_rubric = [index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists()]
-    rubric_index = with_rubric[-1] if with_rubric else 0
+    # The last rubric applies. If there is none, reading the file of the first layer raises SuiteError.
+    with_rubric = (index for index, layer in enumerate(layers) if (layer.folder / "rubric.md").exists())
+    rubric_index = max(with_rubric, default=0)
     rubric_path = layers[rubric_index].folder / "rubric.md"
     rubric = parse_rubric(read_text(rubric_path), rubric_path, scenario_ids)
     # The controls of earlier layers do not apply, because their scores follow another rubric.
-    control_files = [layer.folder / "controls.toml" for layer in layers[rubric_index:]]
-    control_groups = [load_controls(path, rubric, scenario_ids) for path in control_files if path.exists()]
+    controls: list[Control] = []
+    for layer in layers[rubric_index:]:
+        path = layer.folder / "controls.toml"
+        if path.exists():
+            controls += load_controls(path, rubric, scenario_ids)
     return Suite(
         name=layers[-1].content.name,
         title=layers[-1].content.title,
         scenarios=scenarios,
         prompts=_read_prompts(layers),
         rubric=rubric,
-        controls=tuple(control for group in control_groups for control in group),
+        controls=tuple(controls),
         sampling=_merge_sampling(layers),
     )
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """The folder and `suite.toml` of one suite, without those it extends."""
-
-    folder: Path
-    source: TomlText
-    content: SuiteSchema
 
 
 def _find_folder(name_or_path: str, relative_to: Path | None = None) -> Path:
@@ -149,10 +213,10 @@ def _merge_sampling(layers: Sequence[_Layer]) -> dict[str, float | int]:
     for layer in layers:
         if layer.content.sampling:
             merged |= layer.content.sampling.model_dump(exclude_none=True)
-    for name in SAMPLING:
+    for name in SamplingSchema.model_fields:
         if name not in merged:
             raise layers[-1].source.error(("sampling",), f"'{name}' is missing in [sampling].")
-    return {name: merged[name] for name in SAMPLING}
+    return merged
 
 
 def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
@@ -170,65 +234,3 @@ def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
             layers[-1].folder / "prompts", None, "the suite has no prompt. Write one, such as prompts/v1.md."
         )
     return prompts
-
-
-def _parse_time(value: object) -> object:
-    """Parse a time such as "07:30". TOML's own format, which requires seconds, is accepted too if they are 0."""
-    if isinstance(value, str) and re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
-        return dt.time.fromisoformat(value)
-    if isinstance(value, dt.time) and not value.second and not value.microsecond:
-        return value
-    raise ValueError('must be a time of day such as "07:30"')
-
-
-class TaskSchema(Schema):
-    title: Line
-    priority: Annotated[int, Field(ge=1, le=4)]
-    due: dt.date | None = None
-    age_days: Annotated[int, Field(ge=0, le=36500)]
-
-
-class PersonaSchema(Schema):
-    id: Id
-    name: Line
-    role: Line
-    about: Line
-    preferences: Annotated[list[Line], Field(default_factory=list)]
-    habits: Annotated[list[Line], Field(default_factory=list)]
-    tasks: Annotated[list[TaskSchema], Field(min_length=3, max_length=6)]
-
-    def build(self) -> Persona:
-        return Persona(
-            id=self.id,
-            name=self.name,
-            role=self.role,
-            about=self.about,
-            preferences=tuple(self.preferences),
-            habits=tuple(self.habits),
-            tasks=tuple(Task(**dict(task)) for task in self.tasks),
-        )
-
-
-class SlotSchema(Schema):
-    id: Id
-    label: Line
-    time: Annotated[dt.time, BeforeValidator(_parse_time)]
-
-
-class SamplingSchema(Schema):
-    """Sampling options. Each must be set by the suite or by a suite that it extends."""
-
-    top_k: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
-
-
-class SuiteSchema(Schema):
-    name: Id
-    title: Line
-    extends: Line | None = None
-    date: dt.date | None = None
-    sampling: SamplingSchema | None = None
-    slots: Annotated[list[SlotSchema], Field(default_factory=list)]
-    personas: Annotated[list[PersonaSchema], Field(default_factory=list)]

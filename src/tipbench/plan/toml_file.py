@@ -17,7 +17,7 @@ from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
 MAX_LINE = 2000  # characters of a `Line`
-_MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes quadratic time, so it ignores a longer value and all that follows
+_MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes quadratic time for one value, so it stops at a longer one
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 
@@ -88,11 +88,11 @@ class TomlText:
             parsed = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError as exc:
             reason = str(exc)
-            line = last_line = len(self.text.split("\n"))
+            line = len(self.text.split("\n"))  # the last one, for an error at the end of the document
             # In Python 3.11, the error has the line only in its message.
             if position := re.search(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$", reason):
                 reason = reason[: position.start()]
-                line = int(position["line"] or last_line)
+                line = int(position["line"] or line)
             raise SuiteError(self.path, self.first_line - 1 + line, f"not valid TOML: {reason}.") from None
         except RecursionError:
             raise SuiteError(self.path, None, "not valid TOML: nested too deeply.") from None
@@ -163,7 +163,7 @@ def find_line(text: str, place: Place) -> int:
 
 
 def _lines_of_keys(text: str) -> dict[Place, int]:
-    """Return the first line of each key and table, by parsing one statement at a time: `tomllib` returns no lines."""
+    """Return the first line of each key and table. Parses each statement alone, because `tomllib` reports no lines."""
     lines: dict[Place, int] = {}
     entries: Counter[Place] = Counter()  # number of entries so far, by array of tables
     table: Place = ()  # the table of the current statement

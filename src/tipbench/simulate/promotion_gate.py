@@ -245,7 +245,7 @@ class ShadowRecord:
     expected: int  # decisions served while the shadow was on
     signals: int  # of these, decisions with a logged shadow call
     errors: int
-    same_schema: bool  # the baseline's newest logged decision, if any, was made by its current version
+    same_schema: bool  # the baseline's newest logged decision, if any, used its current feature set
 
 
 def operations_clause(record: ShadowRecord, shadow: str) -> Clause:

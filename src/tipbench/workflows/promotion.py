@@ -111,7 +111,7 @@ def _check_log(
         expected=counts.calls,
         signals=counts.calls - counts.dropped,
         errors=counts.errors,
-        same_schema=_logged_by_current_version(home, baseline),  # a version includes the feature schema
+        same_schema=_logged_with_current_features(home, baseline),
     )
     shadow_clause = operations_clause(record, shadow or candidate)
     # Without `scales`: only the composite, which is in the log.
@@ -119,18 +119,18 @@ def _check_log(
     return (decisions_clause, shadow_clause), validity
 
 
-def _logged_by_current_version(home: Path, policy: str) -> bool:
-    """Return whether the policy's newest logged decision is of its current version; True if there is none."""
+def _logged_with_current_features(home: Path, policy: str) -> bool:
+    """Return whether the policy's newest logged decision used its current feature set; True if there is none."""
     with closing(open_database(home)) as database:
         rows = database.execute(
-            "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
+            "SELECT json_extract(body, '$.features') FROM log WHERE policy = ? AND kind = 'score' "
             "ORDER BY seq DESC LIMIT 1",
             (policy,),
         )
     if not rows:
         return True
-    (version,) = rows[0]
-    return bool(version == known_policy(policy).version)
+    (features,) = rows[0]
+    return bool(features == known_policy(policy).features.version)
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:

@@ -24,10 +24,10 @@ _SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that chang
 
 @dataclass(frozen=True)
 class ShadowCounts:
-    """Numbers of calls of one shadow since the database was created."""
+    """Numbers of calls of one shadow."""
 
     calls: int = 0  # including dropped and failed ones
-    dropped: int = 0  # because the queue was full
+    dropped: int = 0  # not scored or not logged: a queue was full, or the server stopped
     errors: int = 0
 
     def __add__(self, more: ShadowCounts) -> ShadowCounts:

@@ -28,7 +28,6 @@ from tipbench.simulate.prior_fit import FittedPrior, fit_from_log
 from tipbench.simulate.promotion_gate import (
     FULL,
     Clause,
-    ShadowRecord,
     Size,
     Verdict,
     log_clause,
@@ -107,13 +106,8 @@ def _check_log(
         decisions_clause = log_clause(log=None, problem=str(exc))
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
-    record = ShadowRecord(
-        expected=counts.calls,
-        signals=counts.calls - counts.dropped,
-        errors=counts.errors,
-        same_schema=_logged_with_current_features(home, baseline),
-    )
-    shadow_clause = operations_clause(record, shadow or candidate)
+    has_same_schema = _logged_with_current_features(home, baseline)
+    shadow_clause = operations_clause(shadow or candidate, counts, has_same_schema=has_same_schema)
     # Without `scales`: only the composite, which is in the log.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity

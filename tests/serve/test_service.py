@@ -241,7 +241,7 @@ def test_a_reset_clears_the_tallies(service: PolicyService) -> None:
 
 @pytest.mark.parametrize("state", ["sqlite", "files"])
 def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) -> None:
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 4, "u1", prefix="secret-event-")
         learn(service, "egreedy/v1", 4, "u2", prefix="other-event-")
         service.flush()
@@ -309,7 +309,7 @@ def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
 
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:
     user = "someone@example.org"
-    with serving(tmp_path, state="files") as service:
+    with serving(tmp_path, store_kind="files") as service:
         learn(service, "egreedy/v3", 3, user)
         service.flush()
         for path in tmp_path.rglob("*"):
@@ -406,7 +406,7 @@ def test_a_second_process_on_the_same_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
-    with serving(tmp_path, queue=3) as service:
+    with serving(tmp_path, queue_capacity=3) as service:
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
         with service.log.writing.transaction():  # keeps the writer waiting

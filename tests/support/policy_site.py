@@ -99,7 +99,7 @@ def policy_site(
     with contextlib.ExitStack() as stack:
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
         secrets = {role.value: tokens.create(role, "x", life_s=None)[1] for role in Role}
-        service = stack.enter_context(contextlib.closing(PolicyService(home, clock=clock, queue=queue)))
+        service = stack.enter_context(contextlib.closing(PolicyService(home, clock=clock, queue_capacity=queue)))
         recommender = stack.enter_context(
             contextlib.closing(Recommender(service, catalogue=catalogue, queue_size=shadow_queue, scorer=scorer))
         )

@@ -204,7 +204,7 @@ class PolicyServer:
         if not isinstance(result, Result):
             return Response(200, to_json(result))
         is_recommendation = validate is _validate_recommend  # a Result can also be of /score or /reward
-        for_shadows = result if is_recommendation and self._recommender.has_shadows() else None
+        for_shadows = result if is_recommendation and self._recommender.has_enabled_shadow() else None
         response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. Keeping the dictionaries of all waiting requests costs

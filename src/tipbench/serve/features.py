@@ -45,7 +45,7 @@ Compute = Callable[[DecisionRequest, list[Candidate], datetime, Tallies], list[f
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A named, versioned table of features."""
+    """The features of a policy: their names, and the function that computes them."""
 
     version: str
     names: tuple[str, ...]

@@ -108,7 +108,7 @@ def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
     fitted = fit_prior_from_log(served, "egreedy/v3")
     assert fitted.n_users == len(WORLD)
     POLICIES["egreedy/v3"].check_prior(fitted.prior)
-    assert fitted.explained is not None
+    assert fitted.error_reduction is not None
 
 
 def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:

@@ -1,7 +1,7 @@
 """Off-policy evaluation: estimates the value of a target policy from the logged decisions of another policy.
 
-π(a) is the target policy's probability of the candidate a. For the chosen candidate, w is this probability divided by
-the logged one. r is the reward, and q̂ a reward model:
+π(a) is the target policy's probability of the candidate a, r the reward, and q̂ a reward model. The importance weight w
+is π(chosen candidate) divided by the logged probability of the chosen candidate.
 
     IPS    mean of w·r                                      Horvitz and Thompson 1952
     SNIPS  Σ w·r / Σ w                                      Swaminathan and Joachims 2015
@@ -58,7 +58,10 @@ class LoggedDecisions:
 
 
 def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
-    """Return the (weighted) mean with an interval over users. Raises NotEnoughData without values or weight."""
+    """Return the (weighted) mean with an interval clustered by user.
+
+    Raises NotEnoughData if there are no values or if all weights are 0.
+    """
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
     weights = np.ones_like(values) if weights is None else weights

@@ -142,12 +142,13 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
         for _ in arms
     ]
     for number in range(n_rounds):
-        features = _RoundFeatures(world, world.round(number))
+        round_ = world.round(number)
+        features = _RoundFeatures(world, round_)
         world_draws = world.draws(number)
         for arm, learner, totals in zip(arms, learners, results, strict=True):
             chosen = learner.choose(features, world_draws if draws is None else draws(arm.policy, number))
-            outcome = world.outcome(features.round, chosen)
-            learner.learn(features.round, chosen, outcome)
+            outcome = world.outcome(round_, chosen)
+            learner.learn(round_, chosen, outcome)
             totals.reward += outcome.reward
             totals.regret += outcome.regret
             totals.reward_by_round[number] = outcome.reward.mean()
@@ -164,8 +165,8 @@ class _RoundFeatures:
     """The features of a round that are the same for every arm, computed on demand."""
 
     def __init__(self, world: World, round_: Round) -> None:
-        self.world = world
-        self.round = round_
+        self.hour_cos_sin = round_.hour_cos_sin
+        self._world, self._round = world, round_
         # Index of each candidate's category in a flattened array of categories × users.
         self.category_index = world.flat_index(round_.category)
         self._computed: dict[str, Floats] = {}
@@ -180,10 +181,10 @@ class _RoundFeatures:
         return self._computed[name]
 
     def _compute(self, name: str) -> Any:
-        round_ = self.round
-        hour_cos, hour_sin = round_.hour_cos_sin
+        round_ = self._round
+        hour_cos, hour_sin = self.hour_cos_sin
         weekday_angle = math.tau * round_.weekday / 7
-        completion, dismissal, dwell_ms, preferred_hour, volume = self.world.profile
+        completion, dismissal, dwell_ms, preferred_hour, volume = self._world.profile
         match name:
             case "bias":
                 return np.ones(1)
@@ -306,7 +307,7 @@ class _Learner:
 
     def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
-        tallied = self._tallies.features(features.round.hour_cos_sin) if self._tallies else {}
+        tallied = self._tallies.features(features.hour_cos_sin) if self._tallies else {}
         for row, name in enumerate(self._policy.features.names):
             if name in tallied:
                 self._x[row] = tallied[name].take(features.category_index)

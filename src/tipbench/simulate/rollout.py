@@ -42,7 +42,7 @@ from tipbench.serve.tallies import (
 )
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
-# A control arm: shows whether another policy gains by its features or only by its intercept.
+# A control arm, v1 with an intercept: shows whether another policy gains by its features or only by its intercept.
 CONTROL = "egreedy/v1+bias"
 _DISMISSED = ACTIONS.index("dismissed")
 _HOUR_COS = np.array([math.cos(math.tau * hour / 24) for hour in range(24)])
@@ -91,8 +91,8 @@ def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) ->
         rows = own.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
         columns = [rows[:, own.names.index(feature)] if feature in own.names else ones for feature in feature_names]
-        by_candidate = np.stack(columns, axis=1)
-        return [float(value) for value in by_candidate.ravel()]  # flat, as FeatureSet requires
+        values: list[float] = np.stack(columns, axis=1).ravel().tolist()  # flat, as FeatureSet requires
+        return values
 
     return replace(policy, name=name, features=FeatureSet(f"{own.version} ({name})", feature_names, compute))
 

@@ -275,7 +275,7 @@ class PolicyServer:
 
     def _shadow_counts(self, name: str) -> dict[Labels, float]:
         shadows = self._recommender.policies()["shadows"]
-        return {labels(shadow=shadow): float(state[name]) for shadow, state in shadows.items()}
+        return {labels(shadow=shadow): float(counts[name]) for shadow, counts in shadows.items()}
 
 
 def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:

@@ -21,7 +21,7 @@ from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry, read_entries, read_entry
 from tipbench.serve.features import time_features
 from tipbench.serve.policy import check_policy
-from tipbench.serve.request import local_time
+from tipbench.serve.request import parse_time
 from tipbench.sqlite import Database
 from tipbench.text import iso
 
@@ -120,7 +120,7 @@ def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
             distribution[arm_of[candidate["tip_id"]]] = [probability]
         distributions.append(distribution)
         actions.append(arm_of[decision.body["chosen"]])
-        contexts.append(time_features(local_time(decision.body["at"])))  # hour_sin, hour_cos, dow_sin, dow_cos
+        contexts.append(time_features(parse_time(decision.body["at"])))  # hour_sin, hour_cos, dow_sin, dow_cos
     return {
         "n_rounds": len(rounds),
         "n_actions": len(tips),

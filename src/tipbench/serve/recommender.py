@@ -19,7 +19,7 @@ from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.event_log import Entry, open_database
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES
-from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
+from tipbench.serve.request import RecommendRequest, ScoreRequest, parse_time
 from tipbench.serve.service import PolicyService, Result, request_time
 from tipbench.serve.switches import SHADOWS, ShadowCounts, Switches
 
@@ -34,7 +34,7 @@ def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str,
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
     ridge, tallies = service.snapshot(policy, entry.user)
-    at = local_time(entry.body["at"])
+    at = parse_time(entry.body["at"])
     features = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
     random_number = service.keys.repeatable_random(policy, entry.user, entry.event or "")
     decision = POLICIES[policy].decide(features, ridge, random_number)

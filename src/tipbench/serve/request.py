@@ -44,7 +44,7 @@ def check_user_id(user_id: str) -> str:
     return user_id
 
 
-def local_time(at: str) -> datetime:
+def parse_time(at: str) -> datetime:
     """Parse a time in ISO 8601 with an offset; raises ValueError."""
     moment = datetime.fromisoformat(at)
     if moment.tzinfo is None:
@@ -54,7 +54,7 @@ def local_time(at: str) -> datetime:
 
 def _normalize_time(at: str) -> str:
     normalized = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
-    local_time(normalized)  # raises ValueError if the time is invalid
+    parse_time(normalized)  # raises ValueError if the time is invalid
     return normalized
 
 

@@ -37,7 +37,7 @@ from tipbench.serve.event_log import (
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES, Policy, Ridge, check_policy, known_policy, reward_of
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, local_time
+from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, parse_time
 from tipbench.serve.state import DOCUMENT_NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
@@ -412,7 +412,7 @@ class PolicyService:
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]
                     chosen = next(tip for tip in candidates if tip["tip_id"] == entry.body["chosen"])
-                    event = _event_of(entry, chosen, local_time(entry.body["at"]))
+                    event = _event_of(entry, chosen, parse_time(entry.body["at"]))
                 elif event is not None:
                     event.reward, event.late = entry.reward, entry.kind == "late"
             if event is not None:
@@ -429,7 +429,7 @@ class PolicyService:
 def request_time(request: DecisionRequest, now: float) -> datetime:
     """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
-    return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
+    return datetime.fromtimestamp(now).astimezone() if at is None else parse_time(at)
 
 
 def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:

@@ -26,7 +26,7 @@ from tipbench.serve.event_log import Entry
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import Policy, Ridge
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import local_time
+from tipbench.serve.request import parse_time
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.world import Floats, Ints
 
@@ -169,7 +169,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
                     "from it. Use decisions that `tipbench serve` logged."
                 )
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
-            moment = local_time(body["at"])
+            moment = parse_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(user, Tallies()))
             ridge = ridges.setdefault(user, target.ridge(prior))
             unrewarded[key] = ReplayedDecision(

@@ -65,8 +65,7 @@ class Arm:
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    FEATURE may be a pattern, such as `category_*`. A prior of another policy is ignored.
-    Raises UsageError for an unknown name.
+    FEATURE may be a pattern, such as `category_*`. Raises UsageError for an unknown name.
     """
     policy_name, _, removed = name.partition(" without ")
     if policy_name == CONTROL:
@@ -77,10 +76,8 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
         raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
     if removed:
         features = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))
-        return Arm(_with_features(policy, name, features))
-    if prior is not None and prior.policy == name:
-        return Arm(policy, prior)
-    return Arm(policy)
+        policy = _with_features(policy, name, features)
+    return Arm(policy, prior)
 
 
 def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) -> Policy:

@@ -74,7 +74,8 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDocument(f"not a JSON object with a schema: {exc}") from exc
     features = None if name == TALLIES else POLICIES[name].features
-    found, supported = [schema], [SCHEMA]
+    found: list[object] = [schema]
+    supported: list[object] = [SCHEMA]
     if features is not None and isinstance(content.get("features"), str):  # another type is invalid: see below
         found.append(content["features"])
         supported.append(features.version)

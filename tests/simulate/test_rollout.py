@@ -92,10 +92,10 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
 
 def test_the_statistics_of_the_lossy_world_count_only_rewards_that_arrived() -> None:
     world = World("lossy", 2, 10, 6)
-    (totals,) = rollout(world, [find_arm("egreedy/v1")], record=True)
-    assert totals.statistics is not None
+    (result,) = rollout(world, [find_arm("egreedy/v1")], record=True)
+    assert result.statistics is not None
     arrived = np.sum([world.round(number).arrives for number in range(6)], axis=0)
-    assert totals.statistics.n_rewards.tolist() == arrived.tolist()
+    assert result.statistics.n_rewards.tolist() == arrived.tolist()
     assert arrived.min() < 6
 
 

@@ -71,10 +71,10 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
         arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
         held_out_world = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
         without, with_prior, with_own_prior = rollout(held_out_world, arms)
-        over_none = mean_estimate((with_prior.reward - without.reward) / rounds)
+        over_none = mean_estimate(with_prior.reward - without.reward)
         over_own_prior = None
         if own_prior is not prior:
-            over_own_prior = mean_estimate((with_prior.reward - with_own_prior.reward) / rounds)
+            over_own_prior = mean_estimate(with_prior.reward - with_own_prior.reward)
         gains[evaluated_world.value] = PriorGain(over_none, over_own_prior)
     return FittedPrior(prior, users, _error_reduction(statistics), gains)
 
@@ -103,9 +103,9 @@ def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPri
 
 
 def _simulate_statistics(policy: str, world: World) -> RidgeStatistics:
-    (totals,) = rollout(world, [Arm(POLICIES[policy])], record=True)
-    assert totals.statistics is not None  # noqa: S101 - because of record=True
-    return totals.statistics
+    (result,) = rollout(world, [Arm(POLICIES[policy])], record=True)
+    assert result.statistics is not None  # noqa: S101 - because of record=True
+    return result.statistics
 
 
 def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, object]) -> Prior:

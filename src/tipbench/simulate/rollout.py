@@ -57,10 +57,6 @@ class Arm:
     policy: Policy
     prior: Prior | None = None
 
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
 
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
@@ -110,10 +106,10 @@ class RidgeStatistics:
 
 
 @dataclass
-class ArmTotals:
-    """Results of an arm in one world."""
+class ArmResult:
+    """Results of an arm in one world, or pooled over the worlds of several seeds."""
 
-    reward: Floats  # of each user, summed over rounds
+    reward: Floats  # of each user, averaged over rounds
     regret: Floats
     reward_by_round: Floats  # of each round, averaged over users
     regret_by_round: Floats
@@ -121,7 +117,7 @@ class ArmTotals:
     statistics: RidgeStatistics | None = None  # if recorded
 
 
-def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
+def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmResult]:
     """Run every arm in the world; with `record`, the results have choices and ridge statistics.
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
@@ -129,7 +125,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
     n_users, n_rounds = len(world), world.n_rounds
     learners = [_Learner(world, arm) for arm in arms]
     results = [
-        ArmTotals(
+        ArmResult(
             reward=np.zeros(n_users),
             regret=np.zeros(n_users),
             reward_by_round=np.zeros(n_rounds),
@@ -142,19 +138,21 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
         round_ = world.round(number)
         features = _RoundFeatures(world, round_)
         world_draws = world.draws(number)
-        for arm, learner, totals in zip(arms, learners, results, strict=True):
+        for arm, learner, result in zip(arms, learners, results, strict=True):
             chosen = learner.choose(features, world_draws if draws is None else draws(arm.policy, number))
             outcome = world.outcome(round_, chosen)
             learner.learn(round_, chosen, outcome)
-            totals.reward += outcome.reward
-            totals.regret += outcome.regret
-            totals.reward_by_round[number] = outcome.reward.mean()
-            totals.regret_by_round[number] = outcome.regret.mean()
-            if totals.chosen is not None:
-                totals.chosen[number] = chosen
-    if record:
-        for learner, totals in zip(learners, results, strict=True):
-            totals.statistics = learner.statistics()
+            result.reward += outcome.reward
+            result.regret += outcome.regret
+            result.reward_by_round[number] = outcome.reward.mean()
+            result.regret_by_round[number] = outcome.regret.mean()
+            if result.chosen is not None:
+                result.chosen[number] = chosen
+    for learner, result in zip(learners, results, strict=True):
+        result.reward /= n_rounds
+        result.regret /= n_rounds
+        if record:
+            result.statistics = learner.statistics()
     return results
 
 

@@ -301,7 +301,7 @@ def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
     for number in range(3):
         service.score("egreedy/v1", score_request(event_id=f"e{number}"))
     service.log.wait()
-    with service.log.writing.transaction():  # keeps the writer waiting
+    with service.log.write_database.transaction():  # keeps the writer waiting
         assert service.reward(None, reward_request("e0")).body["applied"]
         service.score("egreedy/v1", score_request(event_id="e3"))  # takes the place of the oldest event in memory
         assert not service.reward(None, reward_request("e0")).body["applied"]
@@ -409,7 +409,7 @@ def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
     with serving(tmp_path, queue_capacity=3) as service:
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
-        with service.log.writing.transaction():  # keeps the writer waiting
+        with service.log.write_database.transaction():  # keeps the writer waiting
             with contextlib.suppress(QueueFull):
                 for _ in range(7):  # three wait, and the writer may have taken up to three at once
                     service.score("egreedy/v1", score_request())
@@ -429,8 +429,8 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
-        pages = service.log.writing.execute("PRAGMA page_count")[0][0]
-        service.log.writing.execute(f"PRAGMA max_page_count = {pages}")
+        pages = service.log.write_database.execute("PRAGMA page_count")[0][0]
+        service.log.write_database.execute(f"PRAGMA max_page_count = {pages}")
         big = score_request(k=200)
         failed = None
         while failed is None:  # fills the pages that are still free
@@ -444,7 +444,7 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         assert service.stats("egreedy/v1", "u1")["n"] == committed
         with pytest.raises(EventNotFound):
             service.reward(None, reward_request(answer.body["event_id"]))
-        service.log.writing.execute("PRAGMA max_page_count = 1000000")
+        service.log.write_database.execute("PRAGMA max_page_count = 1000000")
         last = service.reward("egreedy/v1", reward_request("e"))
         assert last.committed is not None
         last.committed.result()

@@ -232,7 +232,7 @@ def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
         service.score("egreedy/v1", score_request(event_id="open"))
         service.flush()
         before = documents(tmp_path, "files")
-        with service.log.writing.transaction():  # keeps the writer waiting
+        with service.log.write_database.transaction():  # keeps the writer waiting
             service.reward(None, reward_request("open"))
             service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
             flush = pool.submit(service.flush)  # or the thread that flushes every second is faster

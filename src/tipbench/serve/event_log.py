@@ -189,10 +189,10 @@ class EventLog:
         self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
     ) -> None:
         self.lock = lock
-        self.database = open_database(home)  # for reads: a commit on the other connection does not block them
-        self.writing = open_database(home)
+        self.database = open_database(home)  # for reads: commits of `write_database` do not block them
+        self.write_database = open_database(home)
         self._writer = GroupCommit(
-            self.writing, "log", n_columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+            self.write_database, "log", n_columns=8, capacity=capacity, lock=lock, on_failure=on_failure
         )
         self._seq: int = self.database.execute("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
@@ -223,7 +223,7 @@ class EventLog:
 
     def truncate_wal(self) -> None:
         """Move the write-ahead log into the database file and empty it. Other readers may delay this."""
-        self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.write_database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
         """Wait until all appended entries are committed; raises if a commit fails. The caller must not hold `lock`."""
@@ -246,7 +246,7 @@ class EventLog:
     def close(self) -> None:
         """Commit the queued entries and close the file."""
         self._writer.close()
-        self.writing.close()
+        self.write_database.close()
         self.database.close()
 
 

@@ -113,7 +113,7 @@ class PolicyService:
             # A separate connection: long queries must not block scores and commits.
             self._stats_database = open_database(home)
             opened.callback(self._stats_database.close)
-            self._store = open_state(home, store_kind, self.log.database, self.log.writing)
+            self._store = open_state(home, store_kind, self.log.database, self.log.write_database)
             if isinstance(self._store, FileStore):
                 self._store.remove_leftovers()
             self._opened = opened.pop_all()

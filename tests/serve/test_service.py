@@ -267,10 +267,12 @@ def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> 
         service.reset("u1")
     signal = {"signal": "shadow:linucb-shadow", "agrees": True}
     with serving(tmp_path) as service:
-        assert not service.log_signal(score, "linucb", signal)
+        service.log_signal(score, "linucb", signal)
         later = service.score("egreedy/v1", score_request()).entry
         assert later is not None
-        assert service.log_signal(later, "linucb", signal)
+        service.log_signal(later, "linucb", signal)
+        service.log.wait()
+        assert [entry.event for entry in read_entries(service.log.database, kinds=("signal",))] == [later.event]
 
 
 def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,10 @@ class Candidate(TypedDict, total=False):
 
 @with_config(_STRICT)
 class CategoryTally(TypedDict, total=False):
-    """What the user did with the tips of one category; hour_x and hour_y sum cos and sin of 2π·hour/24."""
+    """What the user did with the tips of one category.
+
+    hour_x and hour_y are the sums of cos and sin of 2π·hour/24 over the completed tips.
+    """
 
     seen: Count
     completed: Count

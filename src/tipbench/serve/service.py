@@ -327,14 +327,13 @@ class PolicyService:
             user = self._user(user_key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
-        """Log the signal of a shadow; returns False if the user's events were erased after the score."""
+    def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> None:
+        """Log the signal of a shadow, but not if the user's events were erased after the score."""
+        user, event = score.user, score.event
         with self._lock:
-            if score.seq < self._user(score.user).erased_seq:
-                return False
-            agrees = float(body["agrees"])  # logged in the reward column
-            self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
-            return True
+            if score.seq > self._user(user).erased_seq:
+                agrees = float(body["agrees"])  # logged in the reward column
+                self.log.append("signal", user, self.clock(), body, event=event, policy=policy, reward=agrees)
 
     # Memory and disk
 

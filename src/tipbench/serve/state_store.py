@@ -159,12 +159,12 @@ def load_user(
     database: Database,
     state_store: StateStore | None,
     *,
-    set_aside: bool = True,
+    may_set_aside: bool = True,
 ) -> UserState:
     """Return a user's state: the stored documents, with newer log entries applied.
 
     Without a store, the state is computed from the log alone. A corrupt document is rebuilt from the log and, with
-    `set_aside`, moved away. Raises StateError for an unknown schema.
+    `may_set_aside`, moved away. Raises StateError for an unknown schema.
     """
     user = UserState(key, priors)
     user.reset_seq, user.erased_seq = read_resets(database, key)
@@ -177,7 +177,7 @@ def load_user(
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
             corrupt = True
-            location = f"moved to {state_store.set_aside(key, name)}" if state_store and set_aside else "not moved"
+            location = f"moved to {state_store.set_aside(key, name)}" if state_store and may_set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
     # Documents are saved with the tallies last, so all of them contain the log up to the tallies' entry number.
     # A policy without a document has no rewards up to there.
@@ -213,7 +213,7 @@ def export_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
     with closing(open_database(home)) as database:
         store = open_state(home, store_kind, database, database)
         for user in read_users(database):
-            user_state = load_user(user, _NO_PRIORS, database, store, set_aside=False)
+            user_state = load_user(user, _NO_PRIORS, database, store, may_set_aside=False)
             all_documents = user_state.all_documents()
             documents = {key: document for key, document in all_documents.items() if document is not None}
             target.save(documents)

@@ -243,7 +243,7 @@ def operations_clause(shadow: str, counts: ShadowCounts, *, has_same_schema: boo
     """Return clause e; `has_same_schema` is whether the baseline's logged decisions have its current features."""
     name, bound = "e operations", MAX_DROPPED_SHARE
     if not counts.calls:
-        why = f"{shadow} has no calls in the log. Enable it and serve for a while."
+        why = f"{shadow} has not been called. Enable it and serve for a while."
         return Clause(name, passed=None, value=None, bound=bound, why=why)
     dropped_share = counts.dropped / counts.calls
     schema = "same feature schema" if has_same_schema else "another feature schema"

@@ -292,7 +292,7 @@ def test_a_full_queue_is_unavailable_with_the_time_to_retry(tmp_path: Path) -> N
 
 
 def routes(site: PolicySite) -> list[tuple[str, str]]:
-    return [(method, path) for path, methods in site.app.paths.items() for method in methods]
+    return [(method, path) for path, method in site.app.paths.items()]
 
 
 def test_every_route_refuses_without_a_token_and_with_a_judges(site: PolicySite) -> None:

@@ -67,7 +67,7 @@ class Catalogue:
             self._by_slot[tip.slot_hour].append(cast("Candidate", candidate))
 
     def candidates(self, hour: float) -> list[Candidate]:
-        """Return the MAX_CANDIDATES tips with the nearest slot hours. Tips of one slot hour are ordered by composite."""
+        """Return the MAX_CANDIDATES tips with the nearest slot hours; those of one slot are ordered by composite."""
 
         def distance(slot: float | None) -> float:
             if slot is None:

@@ -101,7 +101,7 @@ def policy_site(
         secrets = {role.value: tokens.create(role, "x", life_s=None)[1] for role in Role}
         service = stack.enter_context(contextlib.closing(PolicyService(home, clock=clock, queue_capacity=queue)))
         recommender = stack.enter_context(
-            contextlib.closing(Recommender(service, catalogue=catalogue, queue_size=shadow_queue, scorer=scorer))
+            contextlib.closing(Recommender(service, catalogue=catalogue, queue_capacity=shadow_queue, scorer=scorer))
         )
         guard = TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
         texts = catalogue.texts if catalogue else {}

@@ -55,7 +55,7 @@ class Recommender:
         service: PolicyService,
         *,
         catalogue: Catalogue | None = None,
-        queue_size: int = 1000,
+        queue_capacity: int = 1000,
         scorer: ShadowScorer = score_shadow,
     ) -> None:
         self.service = service
@@ -63,7 +63,8 @@ class Recommender:
         self.switches = Switches(self._database, clock=service.clock)
         self._catalogue = catalogue
         self._shadows = {
-            name: _Shadow(name, policy, service, self.switches, queue_size, scorer) for name, policy in SHADOWS.items()
+            name: _Shadow(name, policy, service, self.switches, queue_capacity, scorer)
+            for name, policy in SHADOWS.items()
         }
 
     def recommend(self, request: RecommendRequest) -> Result:
@@ -145,10 +146,10 @@ class _Shadow:
         policy: str,
         service: PolicyService,
         switches: Switches,
-        queue_size: int,
+        queue_capacity: int,
         scorer: ShadowScorer,
     ) -> None:
-        self.queue: queue.Queue[Entry] = queue.Queue(queue_size)
+        self.queue: queue.Queue[Entry] = queue.Queue(queue_capacity)
         self._name, self._policy = name, policy
         self._service, self._switches, self._scorer = service, switches, scorer
         self._counts = ShadowCounts()  # since the last save

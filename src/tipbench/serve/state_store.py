@@ -169,19 +169,19 @@ def load_user(
     user = UserState(key, priors)
     user.reset_seq, user.erased_seq = read_resets(database, key)
     documents = state_store.load(key) if state_store else {}
-    corrupt = False
+    found_corrupt = False
     for name, document in documents.items():
         try:
             content = decode(document, key, name)
             user.restore(name, content)
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
-            corrupt = True
+            found_corrupt = True
             location = f"moved to {state_store.set_aside(key, name)}" if state_store and may_set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
     # Documents are saved with the tallies last, so all of them contain the log up to the tallies' entry number.
     # A policy without a document has no rewards up to there.
-    after = 0 if corrupt else user.seqs[TALLIES]
+    after = 0 if found_corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset_seq:  # saved before the reset
             user.clear(name, user.reset_seq)

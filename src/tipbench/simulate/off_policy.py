@@ -145,7 +145,7 @@ class ReplayedDecision:
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
     """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
 
-    Its probabilities are computed from the logged requests, after learning the same user's earlier rewards. Raises
+    The target's probabilities are computed from the logged requests, after learning the user's earlier rewards. Raises
     UsageError for decisions without valid probabilities of all candidates.
     """
     users: dict[str, int] = {}  # index of each user

@@ -89,7 +89,7 @@ class PolicyService:
     ) -> None:
         """Open the store of a home folder; raises LockHeld if another process serves from it.
 
-        State is stored in "sqlite" or "files". At most `queue_capacity` log entries wait for their commit.
+        `store_kind` is "sqlite" or "files". At most `queue_capacity` log entries wait for their commit.
         """
         self.priors: dict[str, Prior] = {}
         for prior in priors:

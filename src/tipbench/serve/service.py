@@ -170,14 +170,12 @@ class PolicyService:
         random_number = self.keys.repeatable_random(policy.name, user.key, event_id)
         decision = policy.decide(x, ridge, random_number)
         chosen = candidates[decision.chosen]
-        logged_request: dict[str, Any] = {**request}
-        from_catalogue = logged_request.get("candidates") is None
-        logged_request["candidates"] = candidates
+        logged_request: dict[str, Any] = {**request, "candidates": candidates}
         del logged_request["user_id"]
         logged_request.pop("event_id", None)
         body = {
             "request": logged_request,
-            "from_catalogue": from_catalogue,
+            "from_catalogue": request.get("candidates") is None,
             "at": request.get("at") or at.isoformat(),
             "chosen": chosen["tip_id"],
             "scores": decision.scores,

@@ -351,7 +351,7 @@ def rewards(action: Ints, dwell_ms: Floats) -> Floats:
 
 def _mean_completion_reward(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
-    # The reward above all limits, plus at each limit: the probability of a shorter dwell × the change of the reward.
+    # The reward above all limits, plus at each limit: the probability of a shorter dwell × its extra reward.
     _, last_reward = REWARD_BY_DWELL[-1]
     mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):

@@ -77,7 +77,7 @@ def write(home: Path, state: str, change: str, step: int, acknowledged: Path) ->
         acknowledged.touch()
         sys.settrace(None)
         return TOO_FAR
-    with serving(home, state=state) as service:
+    with serving(home, store_kind=state) as service:
         sys.settrace(killer.trace)
         if change == "reward":
             reward = service.reward(None, reward_request("open"))
@@ -92,7 +92,7 @@ def write(home: Path, state: str, change: str, step: int, acknowledged: Path) ->
 
 
 def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
-    with serving(home, state=state) as service:
+    with serving(home, store_kind=state) as service:
         n = service.stats("egreedy/v1", "u1")["n"]
         assert n in (3, LEARNED[change]), n
         assert n == LEARNED[change] or not acknowledged.exists(), "an acknowledged change was lost"
@@ -122,7 +122,7 @@ def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
 
 
 def prepare(home: Path, state: str) -> int:
-    with serving(home, state=state) as service:
+    with serving(home, store_kind=state) as service:
         learn(service, "egreedy/v1", 2)
         export_state(home, home / "exported", store_kind=state)
         learn(service, "egreedy/v1", 1, prefix="x")

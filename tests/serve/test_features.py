@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.serving import AT, PROFILE, candidate, score_request
 from tipbench.serve.features import FEATURES, Floats
 from tipbench.serve.policy import POLICIES
-from tipbench.serve.request import ScoreRequest, local_time
+from tipbench.serve.request import ScoreRequest, parse_time
 from tipbench.serve.tallies import Tallies
 
 DECISION = Path(__file__).parents[2] / "docs" / "adr" / "0012-from-seven-to-twelve-dimensions.md"
@@ -32,7 +32,7 @@ def tallies() -> Tallies:
 
 
 def matrix(name: str, request: ScoreRequest, kept: Tallies | None = None) -> Floats:
-    at = local_time(request.get("at") or AT)
+    at = parse_time(request.get("at") or AT)
     return FEATURES[name].matrix(request, request["candidates"], at, kept or Tallies())
 
 
@@ -106,9 +106,9 @@ def test_r16_profile_features_may_be_missing_or_null(policy: str, profile: dict[
     features = POLICIES[policy].features
     request = score_request()
     request["profile_features"] = profile  # type: ignore[typeddict-item]
-    values = features.matrix(request, request["candidates"], local_time(AT), Tallies())
+    values = features.matrix(request, request["candidates"], parse_time(AT), Tallies())
     del request["profile_features"]
-    np.testing.assert_array_equal(values, features.matrix(request, request["candidates"], local_time(AT), Tallies()))
+    np.testing.assert_array_equal(values, features.matrix(request, request["candidates"], parse_time(AT), Tallies()))
     if policy == "egreedy/v2":
         assert not values[:, 7:].any()
 

@@ -21,7 +21,7 @@ from tipbench.serve.event_log import SECRET_FILE, Keys, load_keys
 from tipbench.serve.features import FEATURES
 from tipbench.serve.policy import LAMBDA_WITH_PRIOR, POLICIES, REBUILD_EVERY, Ridge, choose, reward_of
 from tipbench.serve.prior import Prior, load_prior
-from tipbench.serve.request import RewardRequest, local_time
+from tipbench.serve.request import RewardRequest, parse_time
 from tipbench.serve.tallies import Tallies
 
 Array = NDArray[Any]
@@ -138,7 +138,7 @@ def test_a_greedy_choice_does_not_depend_on_what_is_the_same_for_all_candidates(
     for _ in range(50):
         ridge.update(rng.uniform(-1, 1, policy.features.dim), rng.uniform(-1, 1))
     request = score_request(k=6)
-    x = policy.features.matrix(request, request["candidates"], local_time(request.get("at") or ""), Tallies())
+    x = policy.features.matrix(request, request["candidates"], parse_time(request.get("at") or ""), Tallies())
     constant = np.ptp(x, axis=0) == 0
     assert {n for n, c in zip(policy.features.names, constant, strict=True) if not c} == {
         "is_overdue",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, local_time
+from tipbench.serve.request import RECOMMEND, RESET, REWARD, SCORE, parse_time
 
 T = {"tip_id": "t"}
 SCORED: dict[str, Any] = {"user_id": "u1", "candidates": [T]}
@@ -38,7 +38,7 @@ def test_a_valid_request_is_kept_as_it_is(adapter: TypeAdapter[Any], request_bod
 def test_a_lower_case_z_is_utc() -> None:
     found = SCORE.validate_json(json.dumps({**SCORED, "at": "2026-04-27t08:30:00z"}))
     assert found["at"] == "2026-04-27t08:30:00Z"
-    assert local_time(found["at"]) == datetime(2026, 4, 27, 8, 30, tzinfo=UTC)
+    assert parse_time(found["at"]) == datetime(2026, 4, 27, 8, 30, tzinfo=UTC)
 
 
 def test_a_whole_number_with_a_fraction_of_zero_is_an_integer() -> None:

@@ -241,7 +241,7 @@ def test_a_reset_clears_the_tallies(service: PolicyService) -> None:
 
 @pytest.mark.parametrize("state", ["sqlite", "files"])
 def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) -> None:
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 4, "u1", prefix="secret-event-")
         learn(service, "egreedy/v1", 4, "u2", prefix="other-event-")
         service.flush()
@@ -267,10 +267,12 @@ def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> 
         service.reset("u1")
     signal = {"signal": "shadow:linucb-shadow", "agrees": True}
     with serving(tmp_path) as service:
-        assert not service.log_signal(score, "linucb", signal)
+        service.log_signal(score, "linucb", signal)
         later = service.score("egreedy/v1", score_request()).entry
         assert later is not None
-        assert service.log_signal(later, "linucb", signal)
+        service.log_signal(later, "linucb", signal)
+        service.log.wait()
+        assert [entry.event for entry in read_entries(service.log.database, kinds=("signal",))] == [later.event]
 
 
 def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +303,7 @@ def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
     for number in range(3):
         service.score("egreedy/v1", score_request(event_id=f"e{number}"))
     service.log.wait()
-    with service.log.writing.transaction():  # keeps the writer waiting
+    with service.log.write_database.transaction():  # keeps the writer waiting
         assert service.reward(None, reward_request("e0")).body["applied"]
         service.score("egreedy/v1", score_request(event_id="e3"))  # takes the place of the oldest event in memory
         assert not service.reward(None, reward_request("e0")).body["applied"]
@@ -309,7 +311,7 @@ def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
 
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:
     user = "someone@example.org"
-    with serving(tmp_path, state="files") as service:
+    with serving(tmp_path, store_kind="files") as service:
         learn(service, "egreedy/v3", 3, user)
         service.flush()
         for path in tmp_path.rglob("*"):
@@ -406,10 +408,10 @@ def test_a_second_process_on_the_same_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
-    with serving(tmp_path, queue=3) as service:
+    with serving(tmp_path, queue_capacity=3) as service:
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
-        with service.log.writing.transaction():  # keeps the writer waiting
+        with service.log.write_database.transaction():  # keeps the writer waiting
             with contextlib.suppress(QueueFull):
                 for _ in range(7):  # three wait, and the writer may have taken up to three at once
                     service.score("egreedy/v1", score_request())
@@ -429,8 +431,8 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
-        pages = service.log.writing.execute("PRAGMA page_count")[0][0]
-        service.log.writing.execute(f"PRAGMA max_page_count = {pages}")
+        pages = service.log.write_database.execute("PRAGMA page_count")[0][0]
+        service.log.write_database.execute(f"PRAGMA max_page_count = {pages}")
         big = score_request(k=200)
         failed = None
         while failed is None:  # fills the pages that are still free
@@ -444,7 +446,7 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
         assert service.stats("egreedy/v1", "u1")["n"] == committed
         with pytest.raises(EventNotFound):
             service.reward(None, reward_request(answer.body["event_id"]))
-        service.log.writing.execute("PRAGMA max_page_count = 1000000")
+        service.log.write_database.execute("PRAGMA max_page_count = 1000000")
         last = service.reward("egreedy/v1", reward_request("e"))
         assert last.committed is not None
         last.committed.result()

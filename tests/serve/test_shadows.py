@@ -150,7 +150,7 @@ def test_a_shadow_that_hangs_raises_or_floods_changes_no_answer(
         home = tmp_path / name
         home.mkdir()
         (home / "serve.secret").write_bytes(secret.read_bytes())
-        with recommending(home, scorer=scorer, queue_size=4) as recommender:
+        with recommending(home, scorer=scorer, queue_capacity=4) as recommender:
             for shadow in SHADOWS:
                 recommender.switches.set_shadow(shadow, True)
             assert serve(recommender, *events) == expected  # returns although the shadow still hangs

@@ -46,7 +46,7 @@ def documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
 
 
 def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sqlite or files, not in 'redis'"), serving(tmp_path, state="redis"):
+    with pytest.raises(UsageError, match="sqlite or files, not in 'redis'"), serving(tmp_path, store_kind="redis"):
         pass
     with serving(tmp_path):
         pass  # the lock is free again
@@ -56,7 +56,7 @@ def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
-    with serving(tmp_path, state="files") as service:
+    with serving(tmp_path, store_kind="files") as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=policy.replace("/", "-"))
         service.flush()
@@ -72,7 +72,7 @@ def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
 
 def work(home: Path, state: str) -> None:
     """A history with several users and policies, a reset, a late start of a policy and an erase."""
-    with serving(home, state=state) as service:
+    with serving(home, store_kind=state) as service:
         learn(service, "egreedy/v1", 7)
         learn(service, "egreedy/v3", 5, prefix="x")
         learn(service, "linucb", 4, "u2")
@@ -95,7 +95,7 @@ def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: s
 def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_same_bytes(
     tmp_path: Path, state: str
 ) -> None:
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
 
         def work(thread: int) -> None:
             rng = random.Random(thread)
@@ -122,9 +122,9 @@ def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: 
     work(tmp_path, "sqlite")
     rebuild_state(tmp_path, store_kind="files")
     assert documents(tmp_path, "files") == documents(tmp_path, "sqlite")
-    with serving(tmp_path, state="files") as service:
+    with serving(tmp_path, store_kind="files") as service:
         learn(service, "linucb", 3, "u2", prefix="more")
-    with serving(tmp_path, state="sqlite") as service:  # its documents are older than the log
+    with serving(tmp_path, store_kind="sqlite") as service:  # its documents are older than the log
         assert service.stats("linucb", "u2")["n"] == 9
     assert documents(tmp_path, "sqlite") == documents(tmp_path, "files")
 
@@ -134,11 +134,11 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
     tmp_path: Path, state: str, lost: tuple[str, ...]
 ) -> None:
     """A crash may lose the last seconds of writes; documents are written in order, tallies last."""
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=f"a{policy[-1]}")
     old = documents(tmp_path, state)
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=f"b{policy[-1]}")
     new = documents(tmp_path, state)
@@ -146,7 +146,7 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
         store = open_state(tmp_path, state, database, database)
         late = {**dict.fromkeys(lost), TALLIES: None} if lost else {}
         store.save({(user, name): old[user, name] for user, name in old if name in late})
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         assert [service.stats(policy, "u1")["n"] for policy in POLICIES] == [4, 4, 4, 4]
     assert documents(tmp_path, state) == new
 
@@ -172,14 +172,14 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
     ],
 )
 def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path, state: str, damage) -> None:  # type: ignore[no-untyped-def]
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 3)
         learn(service, "linucb", 3, prefix="l")
         key = service.keys.hash_user_id("u1")
     before = documents(tmp_path, state)
     with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): damage(before[key, "egreedy/v1"])})
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         assert service.stats("egreedy/v1", "u1")["n"] == 3
         assert service.stats("linucb", "u1")["n"] == 3
     assert documents(tmp_path, state) == before
@@ -189,14 +189,14 @@ def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path
 def test_an_unknown_schema_is_refused_and_never_overwritten(
     tmp_path: Path, state: str, change: dict[str, object]
 ) -> None:
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="open"))
         key = service.keys.hash_user_id("u1")
     newer = json.dumps({**json.loads(documents(tmp_path, state)[key, "egreedy/v1"]), **change}).encode()
     with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): newer})
-    with serving(tmp_path, state=state) as service:
+    with serving(tmp_path, store_kind=state) as service:
         for attempt in (
             lambda: service.score("egreedy/v1", score_request()),
             lambda: service.reward(None, reward_request("open")),
@@ -211,7 +211,7 @@ def test_an_unknown_schema_is_refused_and_never_overwritten(
 
 
 def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path, state="files") as service:
+    with serving(tmp_path, store_kind="files") as service:
         learn(service, "egreedy/v1", 3)
         service.flush()
         learn(service, "egreedy/v1", 3, prefix="x")
@@ -227,12 +227,12 @@ def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
-    with serving(tmp_path, state="files") as service, ThreadPoolExecutor(1) as pool:
+    with serving(tmp_path, store_kind="files") as service, ThreadPoolExecutor(1) as pool:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="open"))
         service.flush()
         before = documents(tmp_path, "files")
-        with service.log.writing.transaction():  # keeps the writer waiting
+        with service.log.write_database.transaction():  # keeps the writer waiting
             service.reward(None, reward_request("open"))
             service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
             flush = pool.submit(service.flush)  # or the thread that flushes every second is faster
@@ -267,7 +267,7 @@ def test_an_export_is_imported_into_another_home_with_the_same_secret_and_surviv
         return {key: {**json.loads(body), "seq": 0} for key, body in found.items()}
 
     assert without_seq(imported) == without_seq(documents(source, state))
-    with serving(source, state=state) as first, serving(other, state=target) as second:
+    with serving(source, store_kind=state) as first, serving(other, store_kind=target) as second:
         assert first.stats("linucb", "u2")["theta"] == second.stats("linucb", "u2")["theta"]
 
 

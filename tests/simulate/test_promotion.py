@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from tipbench.serve.event_log import SECRET_FILE, Entry, load_keys
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.request import RewardRequest, ScoreRequest
 from tipbench.serve.service import PolicyService
-from tipbench.serve.switches import Switches
+from tipbench.serve.switches import ShadowCounts, Switches
 from tipbench.simulate.off_policy import judge_validity, logged_decisions, replay
 from tipbench.simulate.promotion_gate import Size
 from tipbench.simulate.rollout import find_arm, rollout
@@ -108,7 +108,7 @@ def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
     fitted = fit_prior_from_log(served, "egreedy/v3")
     assert fitted.n_users == len(WORLD)
     POLICIES["egreedy/v3"].check_prior(fitted.prior)
-    assert fitted.explained is not None
+    assert fitted.error_reduction is not None
 
 
 def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
@@ -118,6 +118,20 @@ def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
     assert verdict.validity[0]["correlation"] is None, "8 tips are fewer than 30"
     with switches_of(served) as switches:
         assert switches.promotions(kind="check")[0].passed is verdict.passed
+
+
+def test_only_other_features_are_another_feature_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(PolicyService(tmp_path)) as service:
+        service.score("egreedy/v1", {"user_id": "u1", "candidates": [{"tip_id": "t"}]})
+    with switches_of(tmp_path) as switches:
+        switches.add_shadow_counts("egreedy-v3-shadow", ShadowCounts(calls=1))
+    logged_with = POLICIES["egreedy/v1"]
+    other_rate = replace(logged_with, epsilon=0.2)
+    other_features = replace(logged_with, features=replace(logged_with.features, version="features-v1/2"))
+    for policy, passed in ((other_rate, True), (other_features, False)):
+        monkeypatch.setitem(POLICIES, "egreedy/v1", policy)
+        verdict = check_promotion(tmp_path, "egreedy/v3", size=Size(1, 10, 4))
+        assert verdict.clauses[-1].passed is passed, verdict.clauses[-1].why
 
 
 def test_judged_quality_that_predicts_completion_is_found(served: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from tipbench.compare.statistics import Estimate
 from tipbench.serve.policy import POLICIES
+from tipbench.serve.switches import ShadowCounts
 from tipbench.simulate import promotion_gate as gate
 from tipbench.simulate.off_policy import LoggedDecisions
-from tipbench.simulate.promotion_gate import Clause, ShadowRecord, Size, Verdict, simulation_clauses
+from tipbench.simulate.promotion_gate import Clause, Size, Verdict, simulation_clauses
 from tipbench.simulate.simulation import SimulationConfig, simulate
 from tipbench.simulate.world import WorldName
 
@@ -116,17 +117,18 @@ def test_a_logged_gain_whose_interval_straddles_the_margin_is_not_enough_data() 
 
 
 @pytest.mark.parametrize(
-    ("record", "expected"),
+    ("counts", "has_same_schema", "expected"),
     [
-        (ShadowRecord(10_000, 9_995, 0, same_schema=True), True),
-        (ShadowRecord(10_000, 9_980, 0, same_schema=True), False),
-        (ShadowRecord(10_000, 10_000, 1, same_schema=True), False),
-        (ShadowRecord(10_000, 10_000, 0, same_schema=False), False),
-        (ShadowRecord(0, 0, 0, same_schema=True), None),
+        (ShadowCounts(10_000, dropped=5, errors=0), True, True),
+        (ShadowCounts(10_000, dropped=20, errors=0), True, False),
+        (ShadowCounts(10_000, dropped=0, errors=1), True, False),
+        (ShadowCounts(10_000, dropped=0, errors=0), False, False),
+        (ShadowCounts(0, dropped=0, errors=0), True, None),
     ],
 )
-def test_the_clause_on_operations(record: ShadowRecord, expected: bool | None) -> None:
-    assert gate.operations_clause(record, "egreedy-v3-shadow").passed is expected
+def test_the_clause_on_operations(counts: ShadowCounts, has_same_schema: bool, expected: bool | None) -> None:
+    clause = gate.operations_clause("egreedy-v3-shadow", counts, has_same_schema=has_same_schema)
+    assert clause.passed is expected
 
 
 def test_missing_data_is_exit_3_and_a_quick_check_is_never_a_verdict() -> None:

@@ -52,18 +52,18 @@ def test_batched_features_equal_those_of_the_server(name: str) -> None:
     world, policy = World("standard", 8, 12, 20), POLICIES[name]
     learner, tallies = module._Learner(world, Arm(policy)), [Tallies() for _ in range(12)]
     for number in range(12):
-        features = module._RoundFeatures(world, world.round(number))
-        chosen = learner.choose(features, world.draws(number))
-        outcome = world.outcome(features.round, chosen)
+        round_ = world.round(number)
+        chosen = learner.choose(module._RoundFeatures(world, round_), world.draws(number))
+        outcome = world.outcome(round_, chosen)
         for user in range(12):
-            request = SCORE.validate_python(score_request(world, features.round, user))
+            request = SCORE.validate_python(score_request(world, round_, user))
             moment = datetime.fromisoformat(str(request.get("at")))
             expected = policy.features.matrix(request, request["candidates"], moment, tallies[user])
             assert np.allclose(learner._x[:, :, user].T, expected, atol=1e-12)
-            sent = REWARD.validate_python(reward_request(world, features.round, user, outcome))
+            sent = REWARD.validate_python(reward_request(world, round_, user, outcome))
             category = request["candidates"][chosen[user]].get("category")
-            tallies[user].add(category, sent.get("action"), sent.get("dwell_ms"), float(features.round.hour[user]))
-        learner.learn(features.round, chosen, outcome)
+            tallies[user].add(category, sent.get("action"), sent.get("dwell_ms"), float(round_.hour[user]))
+        learner.learn(round_, chosen, outcome)
 
 
 def test_an_arm_does_not_depend_on_the_others_it_runs_with() -> None:
@@ -78,13 +78,13 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
     learner = module._Learner(world, arm)
     a, b = np.zeros((8, 12, 12)), np.zeros((8, 12))
     for number in range(15):
-        features = module._RoundFeatures(world, world.round(number))
-        chosen = learner.choose(features, world.draws(number))
-        outcome = world.outcome(features.round, chosen)
+        round_ = world.round(number)
+        chosen = learner.choose(module._RoundFeatures(world, round_), world.draws(number))
+        outcome = world.outcome(round_, chosen)
         x = learner._x[:, chosen, np.arange(8)].T
         a += x[:, :, None] * x[:, None, :]
         b += outcome.reward[:, None] * x
-        learner.learn(features.round, chosen, outcome)
+        learner.learn(round_, chosen, outcome)
     measured = learner.statistics()
     assert np.allclose(measured.gram, a, atol=1e-9)
     assert np.allclose(measured.moment, b, atol=1e-9)
@@ -92,10 +92,10 @@ def test_statistics_are_the_sums_over_the_chosen_features() -> None:
 
 def test_the_statistics_of_the_lossy_world_count_only_rewards_that_arrived() -> None:
     world = World("lossy", 2, 10, 6)
-    (totals,) = rollout(world, [find_arm("egreedy/v1")], record=True)
-    assert totals.statistics is not None
+    (result,) = rollout(world, [find_arm("egreedy/v1")], record=True)
+    assert result.statistics is not None
     arrived = np.sum([world.round(number).arrives for number in range(6)], axis=0)
-    assert totals.statistics.n_rewards.tolist() == arrived.tolist()
+    assert result.statistics.n_rewards.tolist() == arrived.tolist()
     assert arrived.min() < 6
 
 

@@ -99,9 +99,9 @@ def policy_site(
     with contextlib.ExitStack() as stack:
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
         secrets = {role.value: tokens.create(role, "x", life_s=None)[1] for role in Role}
-        service = stack.enter_context(contextlib.closing(PolicyService(home, clock=clock, queue=queue)))
+        service = stack.enter_context(contextlib.closing(PolicyService(home, clock=clock, queue_capacity=queue)))
         recommender = stack.enter_context(
-            contextlib.closing(Recommender(service, catalogue=catalogue, queue_size=shadow_queue, scorer=scorer))
+            contextlib.closing(Recommender(service, catalogue=catalogue, queue_capacity=shadow_queue, scorer=scorer))
         )
         guard = TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
         texts = catalogue.texts if catalogue else {}

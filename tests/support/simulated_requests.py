@@ -11,7 +11,7 @@ from tipbench.serve.features import hour_of
 from tipbench.serve.policy import reward_of
 from tipbench.serve.request import Candidate, ProfileFeatures, RewardRequest, ScoreRequest
 from tipbench.serve.tallies import Tallies
-from tipbench.simulate.rollout import Arm, ArmTotals, Draws
+from tipbench.simulate.rollout import Arm, ArmResult, Draws
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, Floats, Outcome, Round, World
 
 
@@ -83,7 +83,7 @@ class Chooser(Protocol):
         ...
 
 
-def drive(world: World, chooser: Chooser) -> ArmTotals:
+def drive(world: World, chooser: Chooser) -> ArmResult:
     """Run the world decision by decision, with the requests that an application would send."""
     rewards, regrets, choices = [], [], []
     for number in range(world.n_rounds):
@@ -97,12 +97,12 @@ def drive(world: World, chooser: Chooser) -> ArmTotals:
         regrets.append(outcome.regret)
         choices.append(chosen)
     reward, regret = np.array(rewards), np.array(regrets)
-    return ArmTotals(
-        reward.sum(axis=0), regret.sum(axis=0), reward.mean(axis=1), regret.mean(axis=1), np.array(choices)
+    return ArmResult(
+        reward.mean(axis=0), regret.mean(axis=0), reward.mean(axis=1), regret.mean(axis=1), np.array(choices)
     )
 
 
-def slow_rollout(world: World, arm: Arm, *, draws: Draws | None = None) -> ArmTotals:
+def slow_rollout(world: World, arm: Arm, *, draws: Draws | None = None) -> ArmResult:
     """Run one arm decision by decision on the objects of `tipbench.serve`."""
     return drive(world, _PolicyObjects(world, arm, draws))
 

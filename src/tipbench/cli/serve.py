@@ -86,7 +86,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(contextlib.closing(listen(host, port, "policy server")))
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
-        service = stack.enter_context(contextlib.closing(PolicyService(home, state=state, priors=priors)))
+        service = stack.enter_context(contextlib.closing(PolicyService(home, store_kind=state, priors=priors)))
         recommender = stack.enter_context(contextlib.closing(Recommender(service, catalogue=tip_catalogue)))
         for name in shadow or ():
             recommender.switches.set_shadow(name, enabled=True)

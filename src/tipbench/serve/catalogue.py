@@ -61,14 +61,13 @@ class Catalogue:
         for tip in tips:
             for scale, score in tip.scores.items():
                 self.scores[scale][tip.tip_id] = score
-        by_hour: dict[float | None, list[Candidate]] = defaultdict(list)
+        self._by_slot: dict[float | None, list[Candidate]] = defaultdict(list)
         for tip in sorted(tips, key=lambda tip: (-(tip.composite or 0.0), tip.tip_id)):
             candidate = tip.model_dump(exclude={"tip", "scores"}, exclude_none=True)
-            by_hour[tip.slot_hour].append(cast("Candidate", candidate))
-        self._by_hour = dict(by_hour)
+            self._by_slot[tip.slot_hour].append(cast("Candidate", candidate))
 
     def candidates(self, hour: float) -> list[Candidate]:
-        """Return the MAX_CANDIDATES tips nearest to this hour. Tips of the same hour are ordered by composite."""
+        """Return the MAX_CANDIDATES tips with the nearest slot hours; those of one slot are ordered by composite."""
 
         def distance(slot: float | None) -> float:
             if slot is None:
@@ -76,8 +75,8 @@ class Catalogue:
             hours = abs(slot - hour) % 24
             return min(hours, 24 - hours)
 
-        slots = sorted(self._by_hour, key=lambda slot: (distance(slot), slot or 0.0))
-        nearest_first = (candidate for slot in slots for candidate in self._by_hour[slot])
+        slots = sorted(self._by_slot, key=lambda slot: (distance(slot), slot or 0.0))
+        nearest_first = (candidate for slot in slots for candidate in self._by_slot[slot])
         return list(islice(nearest_first, MAX_CANDIDATES))
 
 

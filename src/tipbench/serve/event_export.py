@@ -21,7 +21,7 @@ from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_log import Entry, read_entries, read_entry
 from tipbench.serve.features import time_features
 from tipbench.serve.policy import check_policy
-from tipbench.serve.request import local_time
+from tipbench.serve.request import parse_time
 from tipbench.sqlite import Database
 from tipbench.text import iso
 
@@ -56,16 +56,17 @@ def _rewarded_decisions(database: Database, policy: str | None) -> Iterator[tupl
 
 
 def _json_line(entry: Entry) -> dict[str, Any]:
-    head = {"event_id": entry.event, "policy": entry.policy, "user": entry.user, "received": iso(entry.received)}
     body = entry.body
+    ids = {"event_id": entry.event, "policy": entry.policy, "user": entry.user}
+    head = {"signal": body.get("signal"), **ids, "received": iso(entry.received)}
     if entry.kind == "signal":
-        return {"signal": body["signal"], **head, **body}  # "signal" first
+        return {**head, **body}
     if entry.kind == "score":
         tips = [candidate["tip_id"] for candidate in body["request"]["candidates"]]
         by_tip = {name: dict(zip(tips, body[name], strict=True)) for name in ("probabilities", "scores")}
         # A decision agrees with itself; the `agrees` of a signal is whether the shadow chose the same tip.
-        return {"signal": body["signal"], **head, **body, **by_tip, "agrees": True}  # "signal" first
-    return {"signal": None, **head, "reward": entry.reward, "late": entry.kind == "late", **body}
+        return {**head, **body, **by_tip, "agrees": True}
+    return {**head, "reward": entry.reward, "late": entry.kind == "late", **body}
 
 
 def _dsjson_line(decision: Entry, reward: Entry) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _obp_feedback(database: Database, policy: str | None) -> dict[str, Any]:
             distribution[arm_of[candidate["tip_id"]]] = [probability]
         distributions.append(distribution)
         actions.append(arm_of[decision.body["chosen"]])
-        contexts.append(time_features(local_time(decision.body["at"])))  # hour_sin, hour_cos, dow_sin, dow_cos
+        contexts.append(time_features(parse_time(decision.body["at"])))  # hour_sin, hour_cos, dow_sin, dow_cos
     return {
         "n_rounds": len(rounds),
         "n_actions": len(tips),

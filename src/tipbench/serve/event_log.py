@@ -6,11 +6,11 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | that chose the tip | | request without user and event id, at, chosen, probabilities, scores, x, n, prior, … |
+| score | that chose the tip | | request (without user and event id), at, chosen, probabilities, scores, x, n, … |
 | reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score; a reward also x, … |
 | reset | | | erase |
 | import | that learned the state | | name, document |
-| signal | the shadow | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| signal | the shadow's | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 
 In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry.
 """
@@ -37,6 +37,7 @@ FOLDER = "serve"
 FILE = "serve.sqlite"
 SECRET_FILE = "serve.secret"  # noqa: S105
 MAX_QUEUED = 8192  # entries that wait for their commit
+_PAGE_ENTRIES = 1000  # read by one query
 _MIGRATIONS = (
     """
     CREATE TABLE log (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, user TEXT NOT NULL, event TEXT, policy TEXT,
@@ -90,8 +91,8 @@ def load_keys(home: Path) -> Keys:
         text = path.read_text("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise UsageError(
-            f"{path} must have 64 hex digits; it has {len(text)} other characters. Restore it from a backup: without "
-            "it the stored state belongs to unknown users."
+            f"{path} must consist of 64 hex digits; its {len(text)} characters do not. Restore it from a backup: "
+            "without it the stored state belongs to unknown users."
         )
     return Keys(bytes.fromhex(text))
 
@@ -132,9 +133,9 @@ def store_lock(home: Path, purpose: str) -> ResourceLock:
 
 
 def read_entries(
-    database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = (), page_size: int = 1000
+    database: Database, *, after: int = 0, user: str | None = None, kinds: tuple[str, ...] = ()
 ) -> Iterator[Entry]:
-    """Yield the entries after number `after`, in order, including entries that are committed while reading."""
+    """Yield the entries after number `after`, in order; of all users and all kinds by default."""
     conditions = ["seq > ?"]
     values: list[object] = []
     if user is not None:
@@ -143,12 +144,12 @@ def read_entries(
     if kinds:
         conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
         values.extend(kinds)
-    query = f"SELECT {_COLUMNS} FROM log WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT {page_size}"  # noqa: S608
+    query = f"SELECT {_COLUMNS} FROM log WHERE {' AND '.join(conditions)} ORDER BY seq LIMIT {_PAGE_ENTRIES}"  # noqa: S608
     while True:
         rows = database.execute(query, (after, *values))
         for row in rows:
             yield _parse_entry(row)
-        if len(rows) < page_size:
+        if len(rows) < _PAGE_ENTRIES:
             return
         after = rows[-1]["seq"]
 
@@ -188,10 +189,10 @@ class EventLog:
         self, home: Path, *, lock: threading.RLock, on_failure: Callable[[], None], capacity: int = MAX_QUEUED
     ) -> None:
         self.lock = lock
-        self.database = open_database(home)  # for reads: a commit on the other connection does not block them
-        self.writing = open_database(home)
+        self.database = open_database(home)  # for reads: commits of `write_database` do not block them
+        self.write_database = open_database(home)
         self._writer = GroupCommit(
-            self.writing, "log", n_columns=8, capacity=min(capacity, MAX_QUEUED), lock=lock, on_failure=on_failure
+            self.write_database, "log", n_columns=8, capacity=capacity, lock=lock, on_failure=on_failure
         )
         self._seq: int = self.database.execute("SELECT coalesce(max(seq), 0) FROM log")[0][0]
 
@@ -222,7 +223,7 @@ class EventLog:
 
     def truncate_wal(self) -> None:
         """Move the write-ahead log into the database file and empty it. Other readers may delay this."""
-        self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.write_database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:
         """Wait until all appended entries are committed; raises if a commit fails. The caller must not hold `lock`."""
@@ -245,7 +246,7 @@ class EventLog:
     def close(self) -> None:
         """Commit the queued entries and close the file."""
         self._writer.close()
-        self.writing.close()
+        self.write_database.close()
         self.database.close()
 
 

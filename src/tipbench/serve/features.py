@@ -45,7 +45,7 @@ Compute = Callable[[DecisionRequest, list[Candidate], datetime, Tallies], list[f
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A named, versioned table of features."""
+    """The features of a policy: their names, and the function that computes them."""
 
     version: str
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class FeatureSet:
         return len(self.names)
 
     def matrix(self, request: DecisionRequest, candidates: list[Candidate], at: datetime, tallies: Tallies) -> Floats:
-        """Return one row per candidate. `at` is local time.
+        """Return one row per candidate. `at` is the user's local time.
 
         v3 uses the profile's `by_category`, if given, instead of `tallies`.
         """

@@ -19,11 +19,11 @@ from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.event_log import Entry, open_database
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import POLICIES
-from tipbench.serve.request import RecommendRequest, ScoreRequest, local_time
+from tipbench.serve.request import RecommendRequest, ScoreRequest, parse_time
 from tipbench.serve.service import PolicyService, Result, request_time
-from tipbench.serve.switches import REREAD_S, SHADOWS, ShadowCounts, Switches
+from tipbench.serve.switches import SHADOWS, ShadowCounts, Switches
 
-_SAVE_COUNTS_S = REREAD_S  # the panel reads the saved counts, which are about this old at most
+_SAVE_COUNTS_S = 5.0  # how often counts are saved; the panel and `promote check` read the saved ones
 _logger = logging.getLogger(__name__)
 
 ShadowScorer = Callable[[PolicyService, str, Entry], dict[str, Any]]
@@ -33,11 +33,11 @@ def score_shadow(service: PolicyService, policy: str, entry: Entry) -> dict[str,
     """Return the choice of a shadow's policy for a logged request; changes no state."""
     request = cast("ScoreRequest", entry.body["request"])
     tips = [candidate["tip_id"] for candidate in request["candidates"]]
-    regression, tallies = service.snapshot(policy, entry.user)
-    at = local_time(entry.body["at"])
+    ridge, tallies = service.snapshot(policy, entry.user)
+    at = parse_time(entry.body["at"])
     features = POLICIES[policy].features.matrix(request, request["candidates"], at, tallies)
     random_number = service.keys.repeatable_random(policy, entry.user, entry.event or "")
-    decision = POLICIES[policy].decide(features, regression, random_number)
+    decision = POLICIES[policy].decide(features, ridge, random_number)
     chosen = tips[decision.chosen]
     return {
         "chosen": chosen,
@@ -55,7 +55,7 @@ class Recommender:
         service: PolicyService,
         *,
         catalogue: Catalogue | None = None,
-        queue_size: int = 1000,
+        queue_capacity: int = 1000,
         scorer: ShadowScorer = score_shadow,
     ) -> None:
         self.service = service
@@ -63,26 +63,29 @@ class Recommender:
         self.switches = Switches(self._database, clock=service.clock)
         self._catalogue = catalogue
         self._shadows = {
-            name: _Shadow(name, policy, service, self.switches, queue_size, scorer) for name, policy in SHADOWS.items()
+            name: _Shadow(name, policy, service, self.switches, queue_capacity, scorer)
+            for name, policy in SHADOWS.items()
         }
 
     def recommend(self, request: RecommendRequest) -> Result:
-        """Pick a tip with the active policy; raises UsageError without candidates and catalogue."""
+        """Pick a tip with the active policy. Raises UsageError if there are no candidates and no catalogue."""
         candidates = request.get("candidates")
         if not candidates:
             if self._catalogue is None:
                 raise UsageError("The request has no candidates, and the server no catalogue. Send candidates.")
             hour = hour_of(request_time(request, self.service.clock()))
             candidates = self._catalogue.candidates(hour)
-        # The signal "serve" marks a decision of the active policy.
-        return self.service.serve(self.switches.active(), request, candidates, signal="serve")
+        return self.service.serve(self.switches.active(), request, candidates, is_recommendation=True)
 
-    def has_shadows(self) -> bool:
-        """Whether a shadow is enabled."""
+    def has_enabled_shadow(self) -> bool:
+        """Return whether a shadow is enabled."""
         return any(self.switches.shadows().values())
 
     def queue_for_shadows(self, result: Result) -> None:
-        """After a response, queue its request for enabled shadows. Never blocks: a full queue drops and counts it."""
+        """Queue a request for the enabled shadows after its response has been sent.
+
+        Never blocks: if a shadow's queue is full, the request is dropped and counted.
+        """
         if result.entry is None:  # a repeated request
             return
         for name, enabled in self.switches.shadows().items():
@@ -143,10 +146,10 @@ class _Shadow:
         policy: str,
         service: PolicyService,
         switches: Switches,
-        queue_size: int,
+        queue_capacity: int,
         scorer: ShadowScorer,
     ) -> None:
-        self.queue: queue.Queue[Entry] = queue.Queue(queue_size)
+        self.queue: queue.Queue[Entry] = queue.Queue(queue_capacity)
         self._name, self._policy = name, policy
         self._service, self._switches, self._scorer = service, switches, scorer
         self._counts = ShadowCounts()  # since the last save

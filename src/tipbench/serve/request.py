@@ -44,7 +44,7 @@ def check_user_id(user_id: str) -> str:
     return user_id
 
 
-def local_time(at: str) -> datetime:
+def parse_time(at: str) -> datetime:
     """Parse a time in ISO 8601 with an offset; raises ValueError."""
     moment = datetime.fromisoformat(at)
     if moment.tzinfo is None:
@@ -52,9 +52,9 @@ def local_time(at: str) -> datetime:
     return moment
 
 
-def _check_time(at: str) -> str:
+def _normalize_time(at: str) -> str:
     normalized = f"{at[:-1]}Z" if at.endswith("z") else at  # RFC 3339 allows both
-    local_time(normalized)  # raises ValueError if the time is invalid
+    parse_time(normalized)  # raises ValueError if the time is invalid
     return normalized
 
 
@@ -85,7 +85,7 @@ class _WholeNumber:
 
 UserId = Annotated[str, Field(pattern=USER_ID_PATTERN, examples=["u1"])]
 EventId = Annotated[str, Field(pattern=USER_ID_PATTERN)]
-Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_check_time)]
+Time = Annotated[str, Field(max_length=64, examples=["2026-04-27T08:30:00+02:00"]), AfterValidator(_normalize_time)]
 Category = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, _WholeNumber(0, 10**9)]
 Hour = Annotated[float, Field(ge=0, le=24)]
@@ -116,7 +116,10 @@ class Candidate(TypedDict, total=False):
 
 @with_config(_STRICT)
 class CategoryTally(TypedDict, total=False):
-    """What the user did with the tips of one category; hour_x and hour_y sum cos and sin of 2π·hour/24."""
+    """What the user did with the tips of one category.
+
+    hour_x and hour_y are the sums of cos and sin of 2π·hour/24 over the completed tips.
+    """
 
     seen: Count
     completed: Count
@@ -187,14 +190,13 @@ class RewardRequest(TypedDict, total=False):
 
 
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
-    """Raise ValueError if `Time` or `Candidates` would reject or change a value.
+    """Raise ValueError if the time is invalid or not normalized, or if tip ids repeat.
 
-    The types and limits must have been checked before. After a ValueError, `fast_validation` calls pydantic, which
-    rejects the value or changes it.
+    These are the checks that `fast_validation` needs in addition to the JSON Schema.
     """
     at, candidates = request.get("at"), request.get("candidates")
-    if at is not None and _check_time(at) != at:
-        raise ValueError("the time is changed by validation")
+    if at is not None and _normalize_time(at) != at:
+        raise ValueError("the time is not normalized")
     if candidates is not None:
         _check_tip_ids(candidates)
 

@@ -35,9 +35,9 @@ from tipbench.serve.event_log import (
     store_lock,
 )
 from tipbench.serve.features import hour_of
-from tipbench.serve.policy import POLICIES, Policy, Ridge, known_policy, reward_of
+from tipbench.serve.policy import POLICIES, Policy, Ridge, check_policy, known_policy, reward_of
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, local_time
+from tipbench.serve.request import Candidate, DecisionRequest, RewardRequest, ScoreRequest, parse_time
 from tipbench.serve.state import DOCUMENT_NAMES, UserState
 from tipbench.serve.state_store import STATE_FOLDER, FileStore, load_user, open_state
 from tipbench.serve.tallies import Tallies
@@ -82,15 +82,14 @@ class PolicyService:
         self,
         home: Path,
         *,
-        state: str = "sqlite",
+        store_kind: str = "sqlite",
         priors: Iterable[Prior] = (),
         clock: Callable[[], float] = time.time,
-        queue: int = MAX_QUEUED,
+        queue_capacity: int = MAX_QUEUED,
     ) -> None:
         """Open the store of a home folder; raises LockHeld if another process serves from it.
 
-        `state` is "sqlite" or "files". `queue` is the number of log entries that may wait for their commit, at most
-        MAX_QUEUED.
+        `store_kind` is "sqlite" or "files". At most `queue_capacity` log entries wait for their commit.
         """
         self.priors: dict[str, Prior] = {}
         for prior in priors:
@@ -109,12 +108,12 @@ class PolicyService:
         with ExitStack() as opened:
             opened.callback(store_lock(home, "tipbench serve").release)
             self.keys = load_keys(home)
-            self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue)
+            self.log = EventLog(home, lock=self._lock, on_failure=self._clear_memory, capacity=queue_capacity)
             opened.callback(self.log.close)
             # A separate connection: long queries must not block scores and commits.
             self._stats_database = open_database(home)
             opened.callback(self._stats_database.close)
-            self._store = open_state(home, state, self.log.database, self.log.writing)
+            self._store = open_state(home, store_kind, self.log.database, self.log.write_database)
             if isinstance(self._store, FileStore):
                 self._store.remove_leftovers()
             self._opened = opened.pop_all()
@@ -136,12 +135,12 @@ class PolicyService:
         return self.serve(policy, request, request["candidates"])
 
     def serve(
-        self, policy: str, request: DecisionRequest, candidates: list[Candidate], *, signal: str | None = None
+        self, policy: str, request: DecisionRequest, candidates: list[Candidate], *, is_recommendation: bool = False
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        `signal` is "serve" if the recommender calls with the active policy, else None. A repeated request with another
-        policy is a conflict, unless both requests have the signal "serve": then another policy has become active.
+        A recommendation uses the active policy. A repeated request with another policy is a conflict, except between
+        two recommendations: another policy has become active since the first.
         """
         serving_policy = known_policy(policy)
         user_key = self.keys.hash_user_id(request["user_id"])
@@ -151,8 +150,8 @@ class PolicyService:
             event = self._event(user, requested_id) if requested_id is not None else None
             if event is None:
                 event_id = requested_id or f"{self._random.getrandbits(128):032x}"
-                return self._decide(serving_policy, user, event_id, request, candidates, signal)
-        return self._repeat(policy, event.seq, request, signal)
+                return self._decide(serving_policy, user, event_id, request, candidates, is_recommendation)
+        return self._repeat(policy, event.seq, request, is_recommendation)
 
     def _decide(
         self,
@@ -161,7 +160,7 @@ class PolicyService:
         event_id: str,
         request: DecisionRequest,
         candidates: list[Candidate],
-        signal: str | None,
+        is_recommendation: bool,
     ) -> Result:
         started = time.perf_counter()
         received = self.clock()
@@ -171,14 +170,12 @@ class PolicyService:
         random_number = self.keys.repeatable_random(policy.name, user.key, event_id)
         decision = policy.decide(x, ridge, random_number)
         chosen = candidates[decision.chosen]
-        logged_request: dict[str, Any] = {**request}
-        from_catalogue = logged_request.get("candidates") is None
-        logged_request["candidates"] = candidates
+        logged_request: dict[str, Any] = {**request, "candidates": candidates}
         del logged_request["user_id"]
         logged_request.pop("event_id", None)
         body = {
             "request": logged_request,
-            "from_catalogue": from_catalogue,
+            "from_catalogue": request.get("candidates") is None,
             "at": request.get("at") or at.isoformat(),
             "chosen": chosen["tip_id"],
             "scores": decision.scores,
@@ -188,14 +185,14 @@ class PolicyService:
             "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
             "features": policy.features.version,
-            "signal": signal,
+            "signal": "serve" if is_recommendation else None,
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
         self._keep_in_memory(user.key, event_id, _event_of(entry, chosen, at))
         return Result(_score_body(event_id, policy.name, body), committed, entry)
 
-    def _repeat(self, policy: str, seq: int, request: DecisionRequest, signal: str | None) -> Result:
+    def _repeat(self, policy: str, seq: int, request: DecisionRequest, is_recommendation: bool) -> Result:
         """Return the result of the first request with this event id; raises EventConflict if the requests differ."""
         event_id = request.get("event_id") or ""
         entry = read_entry(self.log.database, seq)
@@ -205,14 +202,14 @@ class PolicyService:
         if entry is None:
             raise EventConflict(f"Event {event_id} was erased at the same time. Send a new event_id.")
         body, first_policy = entry.body, entry.policy or ""
+        are_recommendations = is_recommendation and body["signal"] == "serve"
+        if first_policy != policy and not are_recommendations:
+            raise EventConflict(f"Event {event_id} was served by {first_policy}, not {policy}. Send a new event_id.")
         first_request = {name: value for name, value in body["request"].items() if value is not None}
         ids = ("user_id", "event_id")  # not logged with a request
         this_request = {name: value for name, value in request.items() if value is not None and name not in ids}
         if body["from_catalogue"] and "candidates" not in this_request:
             del first_request["candidates"]
-        has_same_signal = signal is not None and signal == body["signal"]
-        if first_policy != policy and not has_same_signal:
-            raise EventConflict(f"Event {event_id} was served by {first_policy}, not {policy}. Send a new event_id.")
         if first_request != this_request:
             raise EventConflict(f"Event {event_id} was scored with another request. Send a new event_id.")
         return Result(_score_body(event_id, first_policy, body))
@@ -246,8 +243,8 @@ class PolicyService:
                     f"Event {event_id} has the reward {event.reward:g}, not {value:g}. The first reward counts."
                 )
             received = self.clock()
-            repeated = event.reward is not None
-            if repeated:
+            is_repeated = event.reward is not None
+            if is_repeated:
                 kind, late = "duplicate", event.late
             else:
                 late = received - event.received > LATE_AFTER_S
@@ -269,7 +266,7 @@ class PolicyService:
             entry, committed = self.log.append(
                 kind, user_key, received, body, event=event_id, policy=event.policy, reward=value
             )
-            if not repeated:
+            if not is_repeated:
                 event.reward, event.late = value, late
                 self._keep_in_memory(user_key, event_id, event)
             if applied:
@@ -282,14 +279,16 @@ class PolicyService:
 
     def stats(self, policy: str, user_id: str | None = None) -> dict[str, Any]:
         """Return the statistics of a policy for one user, or for all users. Waits for queued commits."""
+        check_policy(policy)
         self.log.wait()
-        prior_hash = self.prior_hashes.get(known_policy(policy).name)
         if user_id is None:
-            return policy_totals(self._stats_database, policy, prior_hash=prior_hash)
-        with self._lock:
-            user = self._user(self.keys.hash_user_id(user_id))
-            ridge, reset_seq = user.ridge(policy).snapshot(), user.reset_seq
-        return user_stats(self._stats_database, user.key, policy, ridge, after_seq=reset_seq, prior_hash=prior_hash)
+            stats = policy_totals(self._stats_database, policy)
+        else:
+            with self._lock:
+                user = self._user(self.keys.hash_user_id(user_id))
+                ridge, reset_seq = user.ridge(policy).snapshot(), user.reset_seq
+            stats = user_stats(self._stats_database, user.key, policy, ridge, reset_seq=reset_seq)
+        return {**stats, "prior": self.prior_hashes.get(policy)}
 
     def reset(self, user_id: str, *, erase: bool = False) -> dict[str, Any]:
         """Clear a user's state for all policies, and return once it is on disk; `erase` also deletes the events."""
@@ -326,21 +325,20 @@ class PolicyService:
             user = self._user(user_key)
             return user.ridge(policy).snapshot(), user.tallies.copy()
 
-    def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> bool:
-        """Log the signal of a shadow; returns False if the user's events were erased after the score."""
+    def log_signal(self, score: Entry, policy: str, body: dict[str, Any]) -> None:
+        """Log the signal of a shadow, but not if the user's events were erased after the score."""
+        user, event = score.user, score.event
         with self._lock:
-            if score.seq < self._user(score.user).erased_seq:
-                return False
-            agrees = float(body["agrees"])  # logged in the reward column
-            self.log.append("signal", score.user, self.clock(), body, event=score.event, policy=policy, reward=agrees)
-            return True
+            if score.seq > self._user(user).erased_seq:
+                agrees = float(body["agrees"])  # logged in the reward column
+                self.log.append("signal", user, self.clock(), body, event=event, policy=policy, reward=agrees)
 
     # Memory and disk
 
     def flush(self) -> None:
-        """Write the state of all changed users, in batches: requests wait only briefly for the lock.
+        """Write the state of all changed users, in batches, so that requests wait only briefly for the lock.
 
-        Then drop unchanged users from memory if there are more than _MAX_USERS, those loaded first.
+        Afterwards, if more than _MAX_USERS are in memory, drop unchanged users, the first loaded first.
         """
         with self._flush_lock:
             with self._lock:
@@ -360,8 +358,8 @@ class PolicyService:
                 documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of all entries in these documents. Read before the lock is released: a later `pending` would
-            # not return a commit that failed in between, and documents would be saved whose entries are not in the log.
+            # The commit of all entries in these documents. If it failed after the lock was released, `pending` would no
+            # longer return it, and the documents would be saved although their entries are not in the log.
             committed = self.log.pending()
         try:
             if committed is not None:
@@ -411,7 +409,7 @@ class PolicyService:
                 if entry.kind == "score":
                     candidates = entry.body["request"]["candidates"]
                     chosen = next(tip for tip in candidates if tip["tip_id"] == entry.body["chosen"])
-                    event = _event_of(entry, chosen, local_time(entry.body["at"]))
+                    event = _event_of(entry, chosen, parse_time(entry.body["at"]))
                 elif event is not None:
                     event.reward, event.late = entry.reward, entry.kind == "late"
             if event is not None:
@@ -428,7 +426,7 @@ class PolicyService:
 def request_time(request: DecisionRequest, now: float) -> datetime:
     """Return the local time of a request: its `at`, otherwise `now` in the time zone of the server."""
     at = request.get("at")
-    return datetime.fromtimestamp(now).astimezone() if at is None else local_time(at)
+    return datetime.fromtimestamp(now).astimezone() if at is None else parse_time(at)
 
 
 def _event_of(entry: Entry, chosen: Candidate, at: datetime) -> _Event:
@@ -466,36 +464,34 @@ def _score_body(event_id: str, policy: str, body: Mapping[str, Any]) -> dict[str
     }
 
 
-def user_stats(
-    database: Database, user: str, policy: str, ridge: Ridge, *, after_seq: int, prior_hash: str | None = None
-) -> dict[str, Any]:
-    """Return the statistics of a policy for a user: counts, the coefficients θ and their standard deviations √Vᵢᵢ.
+def user_stats(database: Database, user: str, policy: str, ridge: Ridge, *, reset_seq: int) -> dict[str, Any]:
+    """Return the statistics of a policy for a user: counts, the weights θ and their standard deviations √Vᵢᵢ.
 
-    Counts only log entries after `after_seq`, such as the last reset. `prior_hash` is only copied into the result.
+    Only log entries after the user's last reset, which has the number `reset_seq`, are counted.
     """
     rows = database.execute(
         "SELECT kind, count(*) FROM log WHERE user = ? AND policy = ? AND seq > ? GROUP BY kind",
-        (user, policy, after_seq),
+        (user, policy, reset_seq),
     )
     counts = {kind: count for kind, count in rows}  # noqa: C416
     names = POLICIES[policy].features.names
     return {
-        **_stats(policy, prior_hash, ridge.n, ridge.reward_sum, counts),
+        **_stats(policy, ridge.n, ridge.reward_sum, counts),
         "theta": dict(zip(names, ridge.theta.tolist(), strict=True)),
         "sd": dict(zip(names, np.sqrt(np.diag(ridge.v)).tolist(), strict=True)),
     }
 
 
-def policy_totals(database: Database, policy: str, *, prior_hash: str | None = None) -> dict[str, Any]:
-    """Return the totals of a policy over all users and the whole log. `prior_hash` is only copied into the result."""
+def policy_totals(database: Database, policy: str) -> dict[str, Any]:
+    """Return the totals of a policy over all users and the whole log."""
     rows = database.execute("SELECT kind, count(*), total(reward) FROM log WHERE policy = ? GROUP BY kind", (policy,))
     counts = {kind: count for kind, count, _ in rows}
     reward_sum = sum(total for kind, _, total in rows if kind == "reward")
-    return _stats(policy, prior_hash, counts.get("reward", 0), reward_sum, counts)
+    return _stats(policy, counts.get("reward", 0), reward_sum, counts)
 
 
-def _stats(policy: str, prior_hash: str | None, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the statistics common to `user_stats` and `policy_totals`. `counts` has the log entries by kind."""
+def _stats(policy: str, n: int, reward_sum: float, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the statistics common to `user_stats` and `policy_totals`; `counts` has numbers of entries by kind."""
     scores, rewards, late = (counts.get(kind, 0) for kind in ("score", "reward", "late"))
     return {
         "policy": policy,
@@ -506,5 +502,4 @@ def _stats(policy: str, prior_hash: str | None, n: int, reward_sum: float, count
         "pending": scores - rewards - late,
         "late": late,
         "duplicates": counts.get("duplicate", 0),
-        "prior": prior_hash,
     }

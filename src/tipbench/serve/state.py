@@ -74,19 +74,15 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as exc:
         raise CorruptDocument(f"not a JSON object with a schema: {exc}") from exc
     features = None if name == TALLIES else POLICIES[name].features
-    is_known = schema == SCHEMA
-    found, supported = f"schema {schema}", f"schema {SCHEMA}"
-    if features is not None:
-        version = content.get("features")
-        if isinstance(version, str) and version != features.version:  # other types are invalid: see below
-            is_known = False
-        if version:
-            found += f" and {version}"
-        supported += f" and {features.version}"
-    if not is_known:
+    found: list[object] = [schema]
+    supported: list[object] = [SCHEMA]
+    if features is not None and isinstance(content.get("features"), str):  # another type is invalid: see below
+        found.append(content["features"])
+        supported.append(features.version)
+    if found != supported:
         raise StateError(
-            f"The state {name} of user {user} has {found}; this version reads {supported}. It was left as it is: use "
-            "the version of tipbench that wrote it."
+            f"The state {name} of user {user} has schema {' and '.join(map(str, found))}; this version reads schema "
+            f"{' and '.join(map(str, supported))}. It was left as it is: use the version of tipbench that wrote it."
         )
     adapter: TypeAdapter[Any] = _TALLIES_ADAPTER if features is None else _POLICY_ADAPTER
     try:

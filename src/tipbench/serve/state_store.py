@@ -57,18 +57,18 @@ class StateStore(Protocol):
 
 
 class SqliteStore:
-    """Documents as rows of a table. `reads` may be a separate connection, which commits do not block."""
+    """Documents as rows of a table; reads and writes may use separate connections, so that commits block no reads."""
 
-    def __init__(self, reads: Database, writes: Database) -> None:
-        self._reads = reads
-        self._writes = writes
+    def __init__(self, database: Database, write_database: Database) -> None:
+        self._database = database
+        self._write_database = write_database
 
     def load(self, user: str) -> dict[str, bytes]:
-        rows = self._reads.execute("SELECT name, body FROM state WHERE user = ?", (user,))
+        rows = self._database.execute("SELECT name, body FROM state WHERE user = ?", (user,))
         return {name: body for name, body in rows}  # noqa: C416 - mypy: `dict` takes tuples, not rows
 
     def save(self, documents: Mapping[tuple[str, str], bytes | None]) -> None:
-        with self._writes.transaction() as db:
+        with self._write_database.transaction() as db:
             for (user, name), document in documents.items():
                 if document is None:
                     db.execute("DELETE FROM state WHERE user = ? AND name = ?", (user, name))
@@ -76,7 +76,7 @@ class SqliteStore:
                     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (user, name, document))
 
     def set_aside(self, user: str, name: str) -> str:
-        with self._writes.transaction() as db:
+        with self._write_database.transaction() as db:
             row_id = db.execute(
                 "INSERT INTO corrupt_state (user, name, body) SELECT * FROM state WHERE user = ? AND name = ?",
                 (user, name),
@@ -85,7 +85,7 @@ class SqliteStore:
         return f"row {row_id} of corrupt_state"
 
     def users(self) -> list[str]:
-        return [user for (user,) in self._reads.execute("SELECT DISTINCT user FROM state ORDER BY user")]
+        return [user for (user,) in self._database.execute("SELECT DISTINCT user FROM state ORDER BY user")]
 
 
 class FileStore:
@@ -146,11 +146,11 @@ class FileStore:
         return self.folder / f"{user}_{SUFFIXES[name]}.json"
 
 
-def open_state(home: Path, store_kind: str, reads: Database, writes: Database) -> StateStore:
+def open_state(home: Path, store_kind: str, database: Database, write_database: Database) -> StateStore:
     """Return the store of a home folder; raises UsageError if `store_kind` is neither "sqlite" nor "files"."""
     if store_kind not in STORE_KINDS:
         raise UsageError(f"State is stored in {' or '.join(STORE_KINDS)}, not in {store_kind!r}.")
-    return FileStore(home / FOLDER / STATE_FOLDER) if store_kind == "files" else SqliteStore(reads, writes)
+    return FileStore(home / FOLDER / STATE_FOLDER) if store_kind == "files" else SqliteStore(database, write_database)
 
 
 def load_user(
@@ -159,29 +159,29 @@ def load_user(
     database: Database,
     state_store: StateStore | None,
     *,
-    set_aside: bool = True,
+    may_set_aside: bool = True,
 ) -> UserState:
     """Return a user's state: the stored documents, with newer log entries applied.
 
     Without a store, the state is computed from the log alone. A corrupt document is rebuilt from the log and, with
-    `set_aside`, moved away. Raises StateError for an unknown schema.
+    `may_set_aside`, moved away. Raises StateError for an unknown schema.
     """
     user = UserState(key, priors)
     user.reset_seq, user.erased_seq = read_resets(database, key)
     documents = state_store.load(key) if state_store else {}
-    corrupt = False
+    found_corrupt = False
     for name, document in documents.items():
         try:
             content = decode(document, key, name)
             user.restore(name, content)
             user.seqs[name] = content["seq"]
         except CorruptDocument as exc:
-            corrupt = True
-            location = f"moved to {state_store.set_aside(key, name)}" if state_store and set_aside else "not moved"
+            found_corrupt = True
+            location = f"moved to {state_store.set_aside(key, name)}" if state_store and may_set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
     # Documents are saved with the tallies last, so all of them contain the log up to the tallies' entry number.
     # A policy without a document has no rewards up to there.
-    after = 0 if corrupt else user.seqs[TALLIES]
+    after = 0 if found_corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset_seq:  # saved before the reset
             user.clear(name, user.reset_seq)
@@ -211,9 +211,9 @@ def export_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
     target = FileStore(folder, _convert_export_errors)
     n_files = 0
     with closing(open_database(home)) as database:
-        store = open_state(home, store_kind, reads=database, writes=database)
+        store = open_state(home, store_kind, database, database)
         for user in read_users(database):
-            user_state = load_user(user, _NO_PRIORS, database, store, set_aside=False)
+            user_state = load_user(user, _NO_PRIORS, database, store, may_set_aside=False)
             all_documents = user_state.all_documents()
             documents = {key: document for key, document in all_documents.items() if document is not None}
             target.save(documents)
@@ -282,6 +282,6 @@ def _open_exclusive(home: Path, store_kind: str) -> Iterator[tuple[EventLog, Sta
     try:
         log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None)
         with closing(log):
-            yield log, open_state(home, store_kind, reads=log.database, writes=log.writing)
+            yield log, open_state(home, store_kind, log.database, log.write_database)
     finally:
         lock.release()

@@ -24,10 +24,10 @@ _SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that chang
 
 @dataclass(frozen=True)
 class ShadowCounts:
-    """Numbers of calls of one shadow since the database was created."""
+    """Numbers of calls of one shadow."""
 
     calls: int = 0  # including dropped and failed ones
-    dropped: int = 0  # because the queue was full
+    dropped: int = 0  # not scored or not logged: a queue was full, or the server stopped
     errors: int = 0
 
     def __add__(self, more: ShadowCounts) -> ShadowCounts:
@@ -54,14 +54,14 @@ class Switches:
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
-        self._values: dict[str, str] = {}
+        self._active = DEFAULT_POLICY
         self._shadows: dict[str, bool] = {}
         self._read_at: float | None = None  # monotonic time; None: read before the next use
 
     def active(self) -> str:
         """Return the active policy."""
         self._refresh()
-        return self._values.get(_ACTIVE, DEFAULT_POLICY)
+        return self._active
 
     def shadows(self) -> dict[str, bool]:
         """Return whether each shadow is enabled; all are disabled by default."""
@@ -182,6 +182,6 @@ class Switches:
         if read_at is not None and now - read_at < REREAD_S:
             return
         values = {row["name"]: row["value"] for row in self._database.execute("SELECT name, value FROM switches")}
-        self._values = values
+        self._active = values.get(_ACTIVE, DEFAULT_POLICY)
         self._shadows = {name: values.get(name) == "on" for name in SHADOWS}
         self._read_at = now

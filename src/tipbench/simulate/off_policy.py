@@ -1,7 +1,7 @@
 """Off-policy evaluation: estimates the value of a target policy from the logged decisions of another policy.
 
-π(a) is the target policy's probability of the candidate a. For the chosen candidate, w is this probability divided by
-the logged one. r is the reward, and q̂ a reward model:
+π(a) is the target policy's probability of the candidate a, r the reward, and q̂ a reward model. The importance weight w
+is π(chosen candidate) divided by the logged probability of the chosen candidate.
 
     IPS    mean of w·r                                      Horvitz and Thompson 1952
     SNIPS  Σ w·r / Σ w                                      Swaminathan and Joachims 2015
@@ -26,7 +26,7 @@ from tipbench.serve.event_log import Entry
 from tipbench.serve.features import hour_of
 from tipbench.serve.policy import Policy, Ridge
 from tipbench.serve.prior import Prior
-from tipbench.serve.request import local_time
+from tipbench.serve.request import parse_time
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate.world import Floats, Ints
 
@@ -58,7 +58,10 @@ class LoggedDecisions:
 
 
 def clustered_mean(values: Floats, user: Ints, weights: Floats | None = None) -> Estimate:
-    """Return the (weighted) mean with an interval over users. Raises NotEnoughData without values or weight."""
+    """Return the (weighted) mean with an interval clustered by user.
+
+    Raises NotEnoughData if there are no values or if all weights are 0.
+    """
     if not len(values):
         raise NotEnoughData("There is no decision with a reward to evaluate. Serve tips and send rewards first.")
     weights = np.ones_like(values) if weights is None else weights
@@ -142,7 +145,7 @@ class ReplayedDecision:
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
     """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
 
-    Its probabilities are computed from the logged requests, after learning the same user's earlier rewards. Raises
+    The target's probabilities are computed from the logged requests, after learning the user's earlier rewards. Raises
     UsageError for decisions without valid probabilities of all candidates.
     """
     users: dict[str, int] = {}  # index of each user
@@ -166,7 +169,7 @@ def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None)
                     "from it. Use decisions that `tipbench serve` logged."
                 )
             chosen = [candidate["tip_id"] for candidate in candidates].index(body["chosen"])
-            moment = local_time(body["at"])
+            moment = parse_time(body["at"])
             features = target.features.matrix(body["request"], candidates, moment, tallies.setdefault(user, Tallies()))
             ridge = ridges.setdefault(user, target.ridge(prior))
             unrewarded[key] = ReplayedDecision(

@@ -28,7 +28,7 @@ class PriorGain(NamedTuple):
     """The gain of a prior in one simulated world, in reward per decision."""
 
     over_none: Estimate | None  # over starting without a prior
-    over_world_prior: Estimate | None  # over one fitted in this world, usually negative; None if it is the same one
+    over_own_prior: Estimate | None  # over the world's own prior, usually negative; None if the two are the same
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FittedPrior:
 
     prior: Prior
     n_users: int
-    explained: Estimate | None  # reduction of the squared error per reward, for users that it was not fitted on
+    error_reduction: Estimate | None  # of the squared error per reward, for users that the prior was not fitted on
     gains: Mapping[str, PriorGain]  # by world; empty for a prior fitted on a log
 
     def to_json(self) -> dict[str, Any]:
@@ -47,9 +47,9 @@ class FittedPrior:
             "hash": self.prior.hash,
             "theta": dict(zip(self.prior.names, self.prior.theta, strict=True)),
             "users": self.n_users,
-            "explained": estimate_json(self.explained),
+            "explained": estimate_json(self.error_reduction),
             "worlds": [
-                {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_world_prior)}
+                {"world": world, "gain": estimate_json(gain.over_none), "price": estimate_json(gain.over_own_prior)}
                 for world, gain in self.gains.items()
             ],
             "source": dict(self.prior.source),
@@ -64,18 +64,18 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
     prior = _make_prior(policy, statistics, source)
     gains = {}
     for evaluated_world in dict.fromkeys((world, *EVALUATION_WORLDS)):
-        world_prior = prior
+        own_prior = prior  # fitted in the evaluated world
         if evaluated_world is not world:
-            world_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
-            world_prior = _make_prior(policy, world_statistics, source)  # not saved, so its source does not matter
-        arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, world_prior)]
+            own_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
+            own_prior = _make_prior(policy, own_statistics, source)  # not saved, so its source does not matter
+        arms = [Arm(POLICIES[policy], arm_prior) for arm_prior in (None, prior, own_prior)]
         held_out_world = World(evaluated_world, _HELD_OUT_SEED_OFFSET + seed, users, rounds)
-        without, with_prior, with_world_prior = rollout(held_out_world, arms)
-        over_none = mean_estimate((with_prior.reward - without.reward) / rounds)
-        over_world_prior = None
-        if world_prior is not prior:
-            over_world_prior = mean_estimate((with_prior.reward - with_world_prior.reward) / rounds)
-        gains[evaluated_world.value] = PriorGain(over_none, over_world_prior)
+        without, with_prior, with_own_prior = rollout(held_out_world, arms)
+        over_none = mean_estimate(with_prior.reward - without.reward)
+        over_own_prior = None
+        if own_prior is not prior:
+            over_own_prior = mean_estimate(with_prior.reward - with_own_prior.reward)
+        gains[evaluated_world.value] = PriorGain(over_none, over_own_prior)
     return FittedPrior(prior, users, _error_reduction(statistics), gains)
 
 
@@ -103,9 +103,9 @@ def fit_from_log(policy: str, replayed: Iterable[ReplayedDecision]) -> FittedPri
 
 
 def _simulate_statistics(policy: str, world: World) -> RidgeStatistics:
-    (totals,) = rollout(world, [Arm(POLICIES[policy])], record=True)
-    assert totals.statistics is not None  # noqa: S101 - because of record=True
-    return totals.statistics
+    (result,) = rollout(world, [Arm(POLICIES[policy])], record=True)
+    assert result.statistics is not None  # noqa: S101 - because of record=True
+    return result.statistics
 
 
 def _make_prior(policy: str, statistics: RidgeStatistics, source: Mapping[str, object]) -> Prior:

@@ -6,7 +6,7 @@
 | b no persona loses | every persona: lower bound > −0.01 (no correction for multiple tests, as all must pass) |
 | c robust | drift, lossy and no-taste worlds: lower bound > −0.01 |
 | d logs agree | effective sample ≥ 2000, doubly robust gain: lower bound > −0.03, mean weight close to 1 |
-| e operations | fewer than 0.1 % of the shadow calls missing, no errors, same feature schema |
+| e operations | fewer than 0.1 % of the shadow's calls dropped, no errors, same feature schema |
 
 A lower bound is the lower end of the two-sided 95 % interval of the gain, clustered by user. Without enough data,
 clauses a to c fail; d and e are neither passed nor failed.
@@ -22,6 +22,7 @@ import tipbench
 from tipbench.compare.statistics import Estimate
 from tipbench.serve.policy import POLICIES
 from tipbench.serve.prior import Prior
+from tipbench.serve.switches import ShadowCounts
 from tipbench.simulate.off_policy import LoggedDecisions, gain, weight_diagnostics
 from tipbench.simulate.simulation import Simulation, SimulationConfig, simulate
 from tipbench.simulate.world import WorldName, load_personas
@@ -31,7 +32,7 @@ MIN_GAIN = 0.01  # reward per decision
 MIN_LOWER_BOUND = -0.01  # of a simulated gain, in reward per decision
 MIN_LOWER_BOUND_LOGGED = -0.03  # of a gain estimated from logs
 MIN_EFFECTIVE_SAMPLE = 2000  # decisions
-MAX_MISSING_SHARE = 0.001  # of the shadow calls
+MAX_DROPPED_SHARE = 0.001  # of the shadow calls
 WORLDS = (WorldName.STANDARD, WorldName.DRIFT, WorldName.LOSSY, WorldName.NO_TASTE)
 
 
@@ -238,25 +239,15 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     return Clause(name, passed, estimate.ci_low, bound, why)
 
 
-@dataclass(frozen=True)
-class ShadowRecord:
-    """The candidate's shadow calls in the log."""
-
-    expected: int  # decisions served while the shadow was on
-    signals: int  # of these, decisions with a logged shadow call
-    errors: int
-    same_schema: bool  # the baseline's newest logged decision, if any, was made by its current version
-
-
-def operations_clause(record: ShadowRecord, shadow: str) -> Clause:
-    """Return clause e for the shadow of this name."""
-    name = "e operations"
-    if not record.expected:
-        why = f"{shadow} has no calls in the log. Enable it and serve for a while."
-        return Clause(name, passed=None, value=None, bound=MAX_MISSING_SHARE, why=why)
-    missing = 1 - record.signals / record.expected
-    schema = "same feature schema" if record.same_schema else "another feature schema"
-    calls = f"{record.signals:,} of {plural(record.expected, 'shadow call')} logged"
-    why = f"{calls}, {plural(record.errors, 'error')}, {schema}"
-    passed = missing < MAX_MISSING_SHARE and record.errors == 0 and record.same_schema
-    return Clause(name, passed, missing, MAX_MISSING_SHARE, why)
+def operations_clause(shadow: str, counts: ShadowCounts, *, has_same_schema: bool) -> Clause:
+    """Return clause e; `has_same_schema` is whether the baseline's logged decisions have its current features."""
+    name, bound = "e operations", MAX_DROPPED_SHARE
+    if not counts.calls:
+        why = f"{shadow} has not been called. Enable it and serve for a while."
+        return Clause(name, passed=None, value=None, bound=bound, why=why)
+    dropped_share = counts.dropped / counts.calls
+    schema = "same feature schema" if has_same_schema else "another feature schema"
+    dropped = f"{counts.dropped:,} of {plural(counts.calls, 'shadow call')} dropped"
+    why = f"{dropped}, {plural(counts.errors, 'error')}, {schema}"
+    passed = dropped_share < bound and counts.errors == 0 and has_same_schema
+    return Clause(name, passed, dropped_share, bound, why)

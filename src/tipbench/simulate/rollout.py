@@ -42,7 +42,7 @@ from tipbench.serve.tallies import (
 )
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
-# A control arm: shows whether another policy gains by its features or only by its intercept.
+# A control arm, v1 with an intercept: shows whether another policy gains by its features or only by its intercept.
 CONTROL = "egreedy/v1+bias"
 _DISMISSED = ACTIONS.index("dismissed")
 _HOUR_COS = np.array([math.cos(math.tau * hour / 24) for hour in range(24)])
@@ -57,16 +57,11 @@ class Arm:
     policy: Policy
     prior: Prior | None = None
 
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
 
 def find_arm(name: str, prior: Prior | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    FEATURE may be a pattern, such as `category_*`. A prior of another policy is ignored.
-    Raises UsageError for an unknown name.
+    FEATURE may be a pattern, such as `category_*`. Raises UsageError for an unknown name.
     """
     policy_name, _, removed = name.partition(" without ")
     if policy_name == CONTROL:
@@ -77,10 +72,8 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
         raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
     if removed:
         features = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))
-        return Arm(_with_features(policy, name, features))
-    if prior is not None and prior.policy == name:
-        return Arm(policy, prior)
-    return Arm(policy)
+        policy = _with_features(policy, name, features)
+    return Arm(policy, prior)
 
 
 def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) -> Policy:
@@ -91,8 +84,8 @@ def _with_features(policy: Policy, name: str, feature_names: tuple[str, ...]) ->
         rows = own.matrix(request, candidates, at, tallies)
         ones = np.ones(len(rows))
         columns = [rows[:, own.names.index(feature)] if feature in own.names else ones for feature in feature_names]
-        by_candidate = np.stack(columns, axis=1)
-        return [float(value) for value in by_candidate.ravel()]  # flat, as FeatureSet requires
+        values: list[float] = np.stack(columns, axis=1).ravel().tolist()  # flat, as FeatureSet requires
+        return values
 
     return replace(policy, name=name, features=FeatureSet(f"{own.version} ({name})", feature_names, compute))
 
@@ -113,10 +106,10 @@ class RidgeStatistics:
 
 
 @dataclass
-class ArmTotals:
-    """Results of an arm in one world."""
+class ArmResult:
+    """Results of an arm in one world, or pooled over the worlds of several seeds."""
 
-    reward: Floats  # of each user, summed over rounds
+    reward: Floats  # of each user, averaged over rounds
     regret: Floats
     reward_by_round: Floats  # of each round, averaged over users
     regret_by_round: Floats
@@ -124,7 +117,7 @@ class ArmTotals:
     statistics: RidgeStatistics | None = None  # if recorded
 
 
-def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmTotals]:
+def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, record: bool = False) -> list[ArmResult]:
     """Run every arm in the world; with `record`, the results have choices and ridge statistics.
 
     `draws` replaces the random numbers of the world, which are the same for every arm.
@@ -132,7 +125,7 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
     n_users, n_rounds = len(world), world.n_rounds
     learners = [_Learner(world, arm) for arm in arms]
     results = [
-        ArmTotals(
+        ArmResult(
             reward=np.zeros(n_users),
             regret=np.zeros(n_users),
             reward_by_round=np.zeros(n_rounds),
@@ -142,21 +135,24 @@ def rollout(world: World, arms: Sequence[Arm], *, draws: Draws | None = None, re
         for _ in arms
     ]
     for number in range(n_rounds):
-        features = _RoundFeatures(world, world.round(number))
+        round_ = world.round(number)
+        features = _RoundFeatures(world, round_)
         world_draws = world.draws(number)
-        for arm, learner, totals in zip(arms, learners, results, strict=True):
+        for arm, learner, result in zip(arms, learners, results, strict=True):
             chosen = learner.choose(features, world_draws if draws is None else draws(arm.policy, number))
-            outcome = world.outcome(features.round, chosen)
-            learner.learn(features.round, chosen, outcome)
-            totals.reward += outcome.reward
-            totals.regret += outcome.regret
-            totals.reward_by_round[number] = outcome.reward.mean()
-            totals.regret_by_round[number] = outcome.regret.mean()
-            if totals.chosen is not None:
-                totals.chosen[number] = chosen
-    if record:
-        for learner, totals in zip(learners, results, strict=True):
-            totals.statistics = learner.statistics()
+            outcome = world.outcome(round_, chosen)
+            learner.learn(round_, chosen, outcome)
+            result.reward += outcome.reward
+            result.regret += outcome.regret
+            result.reward_by_round[number] = outcome.reward.mean()
+            result.regret_by_round[number] = outcome.regret.mean()
+            if result.chosen is not None:
+                result.chosen[number] = chosen
+    for learner, result in zip(learners, results, strict=True):
+        result.reward /= n_rounds
+        result.regret /= n_rounds
+        if record:
+            result.statistics = learner.statistics()
     return results
 
 
@@ -164,8 +160,8 @@ class _RoundFeatures:
     """The features of a round that are the same for every arm, computed on demand."""
 
     def __init__(self, world: World, round_: Round) -> None:
-        self.world = world
-        self.round = round_
+        self.hour_cos_sin = round_.hour_cos_sin
+        self._world, self._round = world, round_
         # Index of each candidate's category in a flattened array of categories × users.
         self.category_index = world.flat_index(round_.category)
         self._computed: dict[str, Floats] = {}
@@ -180,10 +176,10 @@ class _RoundFeatures:
         return self._computed[name]
 
     def _compute(self, name: str) -> Any:
-        round_ = self.round
-        hour_cos, hour_sin = round_.hour_cos_sin
+        round_ = self._round
+        hour_cos, hour_sin = self.hour_cos_sin
         weekday_angle = math.tau * round_.weekday / 7
-        completion, dismissal, dwell_ms, preferred_hour, volume = self.world.profile
+        completion, dismissal, dwell_ms, preferred_hour, volume = self._world.profile
         match name:
             case "bias":
                 return np.ones(1)
@@ -306,7 +302,7 @@ class _Learner:
 
     def choose(self, features: _RoundFeatures, draws: Floats) -> Ints:
         """Return the index of the candidate chosen for each user; `draws` are uniform numbers in [0, 1)."""
-        tallied = self._tallies.features(features.round.hour_cos_sin) if self._tallies else {}
+        tallied = self._tallies.features(features.hour_cos_sin) if self._tallies else {}
         for row, name in enumerate(self._policy.features.names):
             if name in tallied:
                 self._x[row] = tallied[name].take(features.category_index)

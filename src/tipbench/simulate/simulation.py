@@ -17,8 +17,8 @@ from tipbench.errors import UsageError
 from tipbench.plan.collect_config import split_names
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.simulate.rollout import CONTROL, Arm, ArmTotals, find_arm, rollout
-from tipbench.simulate.world import Floats, Ints, World, WorldName, load_personas
+from tipbench.simulate.rollout import CONTROL, Arm, ArmResult, find_arm, rollout
+from tipbench.simulate.world import Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
 CURVE_POINTS = 50  # rounds at which a learning curve is stored
@@ -103,22 +103,12 @@ def make_simulation_config(options: Mapping[str, Any]) -> SimulationConfig:
 
 
 @dataclass(frozen=True)
-class ArmResult:
-    """Results of an arm over all seeds."""
-
-    arm: Arm
-    reward: Floats  # of each user, per decision
-    regret: Floats
-    reward_by_round: Floats  # of each round, averaged over users
-    regret_by_round: Floats
-
-
-@dataclass(frozen=True)
 class Simulation:
-    """Results of all arms on the same users."""
+    """Results of all arms on the same users, pooled over seeds. Mappings are by name of the arm."""
 
     config: SimulationConfig
-    arms: Mapping[str, ArmResult]
+    arms: Mapping[str, Arm]
+    results: Mapping[str, ArmResult]
     persona: Ints  # of each user, as an index into the names of `load_personas()`
     seeds_done: int
     seconds: float
@@ -128,7 +118,7 @@ class Simulation:
 
         The default baseline is the configured one. `persona` selects the users of one persona.
         """
-        difference = self.arms[name].reward - self.arms[baseline or self.config.baseline].reward
+        difference = self.results[name].reward - self.results[baseline or self.config.baseline].reward
         if persona is not None:
             difference = difference[self.persona == persona]
         return mean_estimate(difference)
@@ -147,14 +137,14 @@ class Simulation:
             "seeds_done": self.seeds_done,
             "decisions": self.seeds_done * config.decisions // config.seeds,
             "seconds": self.seconds,
-            "policies": [self._arm_json(self.arms[name]) for name in config.policy_names],
+            "policies": [self._arm_json(name) for name in config.policy_names],
             "ablation": [
                 {"feature": feature, "loss": estimate_json(loss)} for feature, loss in ablation_losses.items()
             ],
         }
 
-    def _arm_json(self, result: ArmResult) -> dict[str, Any]:
-        arm, name = result.arm, result.arm.name
+    def _arm_json(self, name: str) -> dict[str, Any]:
+        arm, result = self.arms[name], self.results[name]
 
         def estimates(persona: int | None = None) -> dict[str, Any]:
             selected = slice(None) if persona is None else self.persona == persona
@@ -194,19 +184,20 @@ def simulate(
     prior_of = {prior.policy: prior for prior in priors}
     for prior in priors:
         find_arm(prior.policy).policy.check_prior(prior)  # raises UsageError
-    arms = [find_arm(name, prior_of.get(name)) for name in config.arm_names]
-    done: dict[int, list[ArmTotals]] = {}  # by seed; one for each arm
+    arms = {name: find_arm(name, prior_of.get(name)) for name in config.arm_names}
+    done: dict[int, list[ArmResult]] = {}  # by seed; one for each arm
     # The same for every seed: seeds differ in random numbers, not in the users' personas.
     persona = World(config.world, config.seed, config.users, config.rounds).persona
 
-    def simulate_seed(seed: int) -> list[ArmTotals]:
-        return rollout(World(config.world, seed, config.users, config.rounds), arms)
+    def simulate_seed(seed: int) -> list[ArmResult]:
+        return rollout(World(config.world, seed, config.users, config.rounds), list(arms.values()))
 
     def results_so_far() -> Simulation:
-        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, its totals of all seeds
+        by_arm = zip(*(done[seed] for seed in sorted(done)), strict=True)  # for each arm, its results of all seeds
         return Simulation(
             config,
-            arms={arm.name: _pool_seeds(arm, totals, config.rounds) for arm, totals in zip(arms, by_arm, strict=True)},
+            arms,
+            results={name: _pool_seeds(by_seed) for name, by_seed in zip(arms, by_arm, strict=True)},
             persona=np.tile(persona, len(done)),
             seeds_done=len(done),
             seconds=time.monotonic() - started,
@@ -225,11 +216,10 @@ def simulate(
     return results_so_far()
 
 
-def _pool_seeds(arm: Arm, by_seed: Sequence[ArmTotals], rounds: int) -> ArmResult:
+def _pool_seeds(by_seed: Sequence[ArmResult]) -> ArmResult:
     return ArmResult(
-        arm,
-        reward=np.concatenate([totals.reward for totals in by_seed]) / rounds,
-        regret=np.concatenate([totals.regret for totals in by_seed]) / rounds,
-        reward_by_round=np.mean([totals.reward_by_round for totals in by_seed], axis=0),
-        regret_by_round=np.mean([totals.regret_by_round for totals in by_seed], axis=0),
+        reward=np.concatenate([result.reward for result in by_seed]),
+        regret=np.concatenate([result.regret for result in by_seed]),
+        reward_by_round=np.mean([result.reward_by_round for result in by_seed], axis=0),
+        regret_by_round=np.mean([result.regret_by_round for result in by_seed], axis=0),
     )

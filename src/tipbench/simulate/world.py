@@ -1,9 +1,9 @@
 """Simulated users, the tips they are offered and how they respond. All parameters come from personas.toml.
 
 Random numbers are drawn per (seed, round, user, candidate) before a policy chooses. Every policy therefore meets the
-same users, candidates and outcomes (common random numbers), and more users or rounds do not change the existing ones.
-The latter has two exceptions. With more rounds, the tastes in the world `drift` change later: after half of the rounds.
-With more users, the responses in the world `null` change: they are computed from means over all users.
+same users, candidates and outcomes (common random numbers). More users or rounds do not change the first ones, with two
+exceptions: in the world `drift`, tastes change after half of the rounds; in the world `null`, responses are computed
+from means over all users.
 
 The last axis of every array is the user. Operations then run over users in memory order, which is fast.
 """
@@ -351,7 +351,7 @@ def rewards(action: Ints, dwell_ms: Floats) -> Floats:
 
 def _mean_completion_reward(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
-    # The last reward, plus at each limit: how much higher the reward is below it × the probability of being below it.
+    # The reward above all limits, plus at each limit: the probability of a shorter dwell × its extra reward.
     _, last_reward = REWARD_BY_DWELL[-1]
     mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):

@@ -72,6 +72,7 @@ def tune_garbage_collector() -> None:
 class Route(NamedTuple):
     """One operation. `handle` gets the validated body, or the query parameters if there is no `validate`."""
 
+    method: str
     handle: Callable[[Any], Result | dict[str, Any]]
     validate: Callable[[bytes], Any] | None = None
     error_path: str | None = None  # the invalid part of the request if `handle` raises UsageError
@@ -116,24 +117,22 @@ class PolicyServer:
         for name, title in (("calls", "Calls"), ("dropped", "Dropped calls"), ("errors", "Failed calls")):
             read_counts = partial(self._shadow_counts, name)
             self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
-        self._routes: dict[str, dict[str, Route]] = {
-            "/recommend": {"POST": Route(self._recommend, _validate_recommend, "body.candidates")},
-            "/reward": {"POST": Route(partial(service.reward, None), _validate_reward)},  # of any policy
-            "/reset": {
-                "POST": Route(
-                    lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
-                    _validate_reset,
-                    in_thread=True,
-                )
-            },
-            "/policies": {"GET": Route(lambda _: recommender.policies(), in_thread=True)},
+        self._routes = {  # by path
+            "/recommend": Route("POST", self._recommend, _validate_recommend, error_path="body.candidates"),
+            "/reward": Route("POST", partial(service.reward, None), _validate_reward),  # of any policy
+            "/reset": Route(
+                "POST",
+                lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
+                _validate_reset,
+                in_thread=True,
+            ),
+            "/policies": Route("GET", lambda _: recommender.policies(), in_thread=True),
         }
         for policy in POLICIES:
-            self._routes[f"/score/{policy}"] = {"POST": Route(partial(service.score, policy), _validate_score)}
-            self._routes[f"/reward/{policy}"] = {"POST": Route(partial(service.reward, policy), _validate_reward)}
-            self._routes[f"/stats/{policy}"] = {
-                "GET": Route(partial(self._stats, policy), error_path="query.user_id", in_thread=True)
-            }
+            self._routes[f"/score/{policy}"] = Route("POST", partial(service.score, policy), _validate_score)
+            self._routes[f"/reward/{policy}"] = Route("POST", partial(service.reward, policy), _validate_reward)
+            read_stats = partial(self._stats, policy)
+            self._routes[f"/stats/{policy}"] = Route("GET", read_stats, error_path="query.user_id", in_thread=True)
         for verb in ("score", "reward", "stats"):
             self._routes[f"/{verb}/egreedy"] = self._routes[f"/{verb}/egreedy/v1"]
         openapi_json = to_json(openapi_document())
@@ -143,10 +142,9 @@ class PolicyServer:
         }
 
     @property
-    def paths(self) -> dict[str, tuple[str, ...]]:
-        """The methods of every path that needs a token."""
-        methods_of_routes = {path: tuple(methods) for path, methods in self._routes.items()}
-        return {**methods_of_routes, **dict.fromkeys(self._documents, ("GET",))}
+    def paths(self) -> dict[str, str]:
+        """The method of every path that needs a token."""
+        return {path: route.method for path, route in self._routes.items()} | dict.fromkeys(self._documents, "GET")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request. Shadows run after the response has been sent."""
@@ -179,11 +177,10 @@ class PolicyServer:
             log.info("%s %s %d %.1f ms", method, quote(path[:200]), status, took_s * 1000)
 
     async def _respond(self, method: str, path: str, scope: Scope, receive: Receive) -> Response:
-        methods = self._routes.get(path)
-        route = methods.get(method) if methods else None
-        if route is None:
+        route = self._routes.get(path)
+        if route is None or route.method != method:
             return await self._respond_without_route(method, path, scope)
-        handle, validate, error_path, in_thread = route
+        _, handle, validate, error_path, in_thread = route
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"")
         remaining_s = self._authorised.get(authorization, 0.0) - self._clock()
@@ -204,7 +201,7 @@ class PolicyServer:
         if not isinstance(result, Result):
             return Response(200, to_json(result))
         is_recommendation = validate is _validate_recommend  # a Result can also be of /score or /reward
-        for_shadows = result if is_recommendation and self._recommender.has_shadows() else None
+        for_shadows = result if is_recommendation and self._recommender.has_enabled_shadow() else None
         response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. Keeping the dictionaries of all waiting requests costs
@@ -219,9 +216,9 @@ class PolicyServer:
 
     async def _respond_without_route(self, method: str, path: str, scope: Scope) -> Response:
         """Respond to /healthz, /metrics, /openapi.json, and to unknown paths and methods."""
-        allowed = ("GET", "HEAD") if path == "/healthz" else self.paths.get(path, ())
-        if not allowed:
+        if path != "/healthz" and path not in self.paths:
             raise NotFound(f"There is nothing at {path[:200]}. GET /openapi.json lists the routes.")
+        allowed = ("GET", "HEAD") if path == "/healthz" else (self.paths[path],)
         if method not in allowed:
             message = f"{path} takes {' or '.join(allowed)} only, not {method[:20]}."
             return _error(405, "method_not_allowed", message, headers=((b"allow", ", ".join(allowed).encode()),))
@@ -275,7 +272,7 @@ class PolicyServer:
 
     def _shadow_counts(self, name: str) -> dict[Labels, float]:
         shadows = self._recommender.policies()["shadows"]
-        return {labels(shadow=shadow): float(state[name]) for shadow, state in shadows.items()}
+        return {labels(shadow=shadow): float(counts[name]) for shadow, counts in shadows.items()}
 
 
 def _finish_waiting(waiting: list[asyncio.Future[None]], committed: Future[None]) -> None:

@@ -122,7 +122,7 @@ def _user_summaries(database: Database, user_key: str) -> list[PolicySummary]:
     summaries = []
     for policy in POLICIES:
         ridge = user.ridge(policy)
-        stats = user_stats(database, user.key, policy, ridge, after_seq=user.reset_seq)
+        stats = user_stats(database, user.key, policy, ridge, reset_seq=user.reset_seq)
         weights = _weights(policy, ridge) if ridge.n else []
         summaries.append(_policy_summary(policy, stats, days=[], weights=weights))
     return summaries

@@ -28,7 +28,6 @@ from tipbench.simulate.prior_fit import FittedPrior, fit_from_log
 from tipbench.simulate.promotion_gate import (
     FULL,
     Clause,
-    ShadowRecord,
     Size,
     Verdict,
     log_clause,
@@ -107,30 +106,25 @@ def _check_log(
         decisions_clause = log_clause(log=None, problem=str(exc))
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
-    record = ShadowRecord(
-        expected=counts.calls,
-        signals=counts.calls - counts.dropped,
-        errors=counts.errors,
-        same_schema=_logged_by_current_version(home, baseline),  # a version includes the feature schema
-    )
-    shadow_clause = operations_clause(record, shadow or candidate)
+    has_same_schema = _logged_with_current_features(home, baseline)
+    shadow_clause = operations_clause(shadow or candidate, counts, has_same_schema=has_same_schema)
     # Without `scales`: only the composite, which is in the log.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity
 
 
-def _logged_by_current_version(home: Path, policy: str) -> bool:
-    """Return whether the policy's newest logged decision is of its current version; True if there is none."""
+def _logged_with_current_features(home: Path, policy: str) -> bool:
+    """Return whether the policy's newest logged decision used its current feature set; True if there is none."""
     with closing(open_database(home)) as database:
         rows = database.execute(
-            "SELECT json_extract(body, '$.version') FROM log WHERE policy = ? AND kind = 'score' "
+            "SELECT json_extract(body, '$.features') FROM log WHERE policy = ? AND kind = 'score' "
             "ORDER BY seq DESC LIMIT 1",
             (policy,),
         )
     if not rows:
         return True
-    (version,) = rows[0]
-    return bool(version == known_policy(policy).version)
+    (features,) = rows[0]
+    return bool(features == known_policy(policy).features.version)
 
 
 def replay_log(home: Path, target: str, prior: Prior | None = None) -> list[ReplayedDecision]:

@@ -42,6 +42,7 @@ _CLOCK = re.compile(
     r"|\b(?:at|by|from|to|until|till|about|the) "
     rf"(?P<bare_hour>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
+_RANGE_END = re.compile(r" (?:to|until|till) (?:a )?\w+(?: (?:past|to) \w+)?")  # what follows the first time of a range
 _MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
 # A tip may repeat these words. "stops" are words such as "until".
 _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
@@ -325,24 +326,35 @@ def _proper_names(texts: Iterable[str]) -> frozenset[str]:
 def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise.
+    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. The
+    end of a range is p.m. too if it is after the start only then, as in 'from nine to five'.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
-    for match in _CLOCK.finditer(" ".join(words)):
-        if match["bare_hour"] and not include_bare_hours:
-            continue
-        if match["hour"]:
-            times.append((int(match["hour"]) % 24) * 60 + int(match["minute"]) % 60)
-            continue
-        minutes = _MINUTES[match["minutes"]] if match["minutes"] else 0
-        if match["past_or_to"] == "to":  # as in 'quarter to nine'
-            minutes = -minutes
-        hour = _HOURS[match["hour_name"] or match["bare_hour"]] % 12
-        if hour < 5:
-            hour += 12  # in the afternoon
-        times.append(hour * 60 + minutes)
+    plain = " ".join(words)
+    previous_time, previous_end = 0, 0
+    for match in _CLOCK.finditer(plain):
+        time = _clock_time(match)
+        is_range_end = not match["hour"] and _RANGE_END.fullmatch(plain, previous_end, match.end())
+        if is_range_end and time < previous_time < time + 12 * 60:
+            time += 12 * 60
+        if include_bare_hours or not match["bare_hour"]:
+            times.append(time)
+        previous_time, previous_end = time, match.end()
     return times
+
+
+def _clock_time(match: re.Match[str]) -> int:
+    """Return the minute of the day of a match of _CLOCK."""
+    if match["hour"]:
+        return (int(match["hour"]) % 24) * 60 + int(match["minute"]) % 60
+    minutes = _MINUTES[match["minutes"]] if match["minutes"] else 0
+    if match["past_or_to"] == "to":  # as in 'quarter to nine'
+        minutes = -minutes
+    hour = _HOURS[match["hour_name"] or match["bare_hour"]] % 12
+    if hour < 5:
+        hour += 12  # in the afternoon
+    return hour * 60 + minutes
 
 
 def _routine_time(text: str, minute: int) -> RoutineTime:

@@ -34,14 +34,22 @@ _POLL_S = 0.05
 _REMOVED_PREFIXES = ("TIPBENCH_", "MLFLOW_TRACKING_")
 
 
-def check_command(command: str) -> None:
-    """Raise UsageError if the command cannot be split into a program and its arguments."""
-    _split_command(command)
+def split_command(command: str) -> list[str]:
+    """Split a command into its program and its arguments, as a shell does. Raises UsageError if that fails."""
+    try:
+        words = shlex.split(command)
+    except ValueError as exc:
+        raise UsageError(
+            f"The judge's command cannot be parsed: {exc} in {command[:80]!r}. Check its quoting."
+        ) from exc
+    if not words or not words[0] or "\0" in command:
+        raise UsageError(f'The judge\'s command has no program (got {command[:80]!r}). Write command:"program …".')
+    return words
 
 
 def default_name(command: str) -> str:
     """Return the default judge name: the program's base name."""
-    program, *_ = _split_command(command)
+    program, *_ = split_command(command)
     return safe_line(os.path.basename(program), MAX_NAME) or "command"  # noqa: PTH119 - not always a path
 
 
@@ -58,7 +66,7 @@ class CommandJudge:
 
     def __init__(self, command: str, name: str, *, timeout_s: float = 900.0, batch: int | None = None) -> None:
         self.name = name
-        self._command = _split_command(command)
+        self._command = split_command(command)
         self._timeout_s = timeout_s
         self._batch_size = batch
         program = self._command[0]
@@ -89,8 +97,6 @@ class CommandJudge:
         sheet = replace(sheet, judge=sheet.judge or self.name)
         with TemporaryDirectory(prefix="tipbench-judge-", ignore_cleanup_errors=True) as folder:
             sheet_path, out_path = Path(folder, "sheet.json"), Path(folder, "out.json")
-            program, *arguments = self._command
-            has_sheet_path = any("{sheet}" in argument for argument in arguments)
             try:
                 sheet_bytes = sheet_text(sheet).encode()
             except UnicodeEncodeError:  # a lone surrogate in a tip cannot be encoded; here it is escaped
@@ -101,10 +107,12 @@ class CommandJudge:
                 raise TipbenchError(
                     f"The sheet for the judge's program cannot be written to {sheet_path}: {exc.strerror}."
                 ) from exc
+            program, *arguments = self._command
+            stdin_path = os.devnull if any("{sheet}" in argument for argument in arguments) else sheet_path
             arguments = [
                 argument.replace("{sheet}", str(sheet_path)).replace("{out}", str(out_path)) for argument in arguments
             ]
-            with Path(os.devnull if has_sheet_path else sheet_path).open("rb") as stdin:
+            with Path(stdin_path).open("rb") as stdin:
                 stdout, failure = _run_program([program, *arguments], stdin, self._timeout_s)
             out, filled_sheet = _read_output(out_path), _read_output(sheet_path)
         if filled_sheet == sheet_bytes:
@@ -112,18 +120,6 @@ class CommandJudge:
         sources = [recover_items(output, sheet) for output in (out, stdout, filled_sheet) if output]
         for item in sheet.items:
             yield choose_score(item, sheet.rubric, sources, failure)
-
-
-def _split_command(command: str) -> list[str]:
-    try:
-        words = shlex.split(command)
-    except ValueError as exc:
-        raise UsageError(
-            f"The judge's command cannot be parsed: {exc} in {command[:80]!r}. Check its quoting."
-        ) from exc
-    if not words or not words[0] or "\0" in command:
-        raise UsageError(f'The judge\'s command has no program (got {command[:80]!r}). Write command:"program …".')
-    return words
 
 
 def _read_output(path: Path) -> bytes:

@@ -67,10 +67,7 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Find the hooks of a tip. A distinctive word of a hook weighs 1, a common one 0.5.
-
-    Most hooks count from a total weight of 1 on.
-    """
+    """Find the hooks of a tip. Most count if their words in the tip have a total weight of at least 1."""
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -120,8 +117,8 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Return whether words of the tip name the task.
 
-    Their total weight must be at least MIN_TASK_WEIGHT, as that of a distinctive and a common word. One distinctive
-    word is enough if 'the', 'your' or similar is among the three words before it.
+    Their total weight must be at least MIN_TASK_WEIGHT: that of a distinctive word (1) and a common one (0.5). One
+    distinctive word is enough if 'the', 'your' or similar is among the three words before it.
     """
     weight = task.weight_in(parsed.stems)
     if weight >= MIN_TASK_WEIGHT:
@@ -136,9 +133,8 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
 
 
 def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
-    """Return whether the clause has a word such as 'after' or 'when', followed by one of the stems."""
+    """Return whether one of the stems follows a word such as 'after', or one such as 'in' at the clause's start."""
     for index, word in enumerate(clause):
-        # Triggers include words such as 'in' and 'with', which are a link only at the start of a clause.
         is_link = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if is_link and any(following.stem in stems for following in clause[index + 1 :]):
             return True
@@ -210,11 +206,11 @@ class Instructions:
     steps: tuple[str, ...]  # verbs of a visible first step, such as open or write
     actions: tuple[str, ...]  # other verbs of something to do
     directions: tuple[str, ...]  # verbs that only give a direction, such as focus
-    trigger: bool  # whether the tip begins with the moment to start
+    has_trigger: bool  # whether the tip begins with the moment to start
     duration: str | None
     size: str | None
     stop: str | None  # when to stop
-    unnamed_object: str | None  # one of the phrases "open_objects", such as "a task": it is not said which
+    unspecific_object: str | None  # such as "a task"
 
     @property
     def has_action(self) -> bool:
@@ -222,7 +218,7 @@ class Instructions:
 
     @property
     def has_start(self) -> bool:
-        return bool(self.steps) or self.trigger
+        return bool(self.steps) or self.has_trigger
 
 
 def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
@@ -251,17 +247,17 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         for index, clause in enumerate(action_clauses)
         if WORDS["stops"] & {word.lower for word in clause} or (index > 0 and opening(clause) in WORDS["stop_verbs"])
     )
-    # Numbers over 60 are ignored. A duration in words has no group `n`, and is never longer.
+    # Durations over 60 are ignored. Those in words, which have no group `n`, are shorter.
     durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)
     return Instructions(
         steps=tuple(verbs["step"]),
         actions=tuple(verbs["action"]),
         directions=tuple(verbs["direction"]),
-        trigger=first_action is not None and first_action > 0 and parsed.clauses[0][0].lower in WORDS["triggers"],
+        has_trigger=first_action is not None and first_action > 0 and parsed.clauses[0][0].lower in WORDS["triggers"],
         duration=next((match.group().strip() for match in durations), None),
         size=next(sizes, None),
         stop=next(stops, None),
-        unnamed_object=next(iter(parsed.find_phrases(PHRASES["open_objects"])), None),
+        unspecific_object=next(iter(parsed.find_phrases(PHRASES["unspecific_objects"])), None),
     )
 
 
@@ -271,7 +267,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
     main_verb_index = _find_main_verb(verb, rest)
     if main_verb_index is not None:
         return _verb_kind(clause, index + 1 + main_verb_index, card)
-    # "take care" or "make progress": unlike "open_objects", "vague_objects" make the verb no action at all.
+    # As in "take care" or "make progress".
     if verb in WORDS["light_verbs"] and set(rest[:4]) & WORDS["vague_objects"] and not set(rest) & WORDS["units"]:
         return "direction"
     if verb in {"use", "spend"} and not set(rest) & WORDS["units"]:
@@ -309,8 +305,8 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         reasons.append("start")
     details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
     reasons += [f"{name}: {text}" for name, text in details.items() if text]
-    if instructions.unnamed_object and not hooks.tasks:
-        return Finding(3, (*reasons, f"does not say what: {instructions.unnamed_object}"))
+    if instructions.unspecific_object and not hooks.tasks:
+        return Finding(3, (*reasons, f"does not say what: {instructions.unspecific_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.contradictions:

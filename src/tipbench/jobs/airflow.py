@@ -134,8 +134,8 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        may_have_own_run = stored.run_id == run_id_of(job)  # saved by a call of `start` that was interrupted
-        if job.retry_of is None or may_have_own_run:
+        # An earlier call of `start` may have triggered an own DAG run, and been interrupted.
+        if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))
         if previous.state is not JobState.FAILED or not previous.run_id:
@@ -144,14 +144,14 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start` was, after the write below
-        if not was_interrupted:
-            if not run.ended or not failed_tasks:
+        can_clear = run.ended and bool(failed_tasks)
+        if stored.run_id != previous.run_id:  # else an earlier call of `start` was interrupted after the write below
+            if not can_clear:
                 return False
             stored.run_id = previous.run_id
             stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if failed_tasks and run.ended:  # otherwise the interrupted call has cleared them
+        if can_clear:  # else the interrupted call has cleared them
             self._dag.clear(stored.run_id, failed_tasks)
         return True
 
@@ -269,13 +269,13 @@ class AirflowRunner:
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
         if run.ended and self._logs_complete(stored, run):
-            # `job` may be older than the cancel request; `cancel_sent_at` is not saved if Airflow's response was lost.
+            # `job` may be older than the cancel request, and without Airflow's response `cancel_sent_at` is not saved.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            # The state is derived from the reason, because that is the stored one if no check was due.
+            # If no check was due, this is the stored reason. So the state is derived from it.
             state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:

@@ -138,7 +138,7 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        for _ in range(_MAX_PAGES):  # several pages of earlier attempts, then one of the last
+        for _ in range(_MAX_PAGES):  # all pages of earlier attempts, then one page of the last attempt
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)

@@ -67,7 +67,7 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Find the hooks of a tip. Most count if their words in the tip have a total weight of at least 1."""
+    """Find the hooks of a tip."""
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -79,35 +79,33 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
             people.append(word)
     stems_outside_tasks = (parsed.stems - task_stems) | {word.stem for word in people}
     routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
-    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(stems_outside_tasks) >= 1]
+    now = _named(routines[RoutineTime.NOW], stems_outside_tasks)
     now_stems = frozenset(stem for routine in now for stem in routine.weights)
     passed = []  # routines of an earlier hour, if the tip has most of their words
     for routine in routines[RoutineTime.PASSED]:
         weight = routine.weight_in(stems_outside_tasks - now_stems)
         if weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
-    other_routines = (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
-    personal = [routine for routine in other_routines if routine.weight_in(stems_outside_tasks - now_stems) >= 1]
-    preferences = [preference for preference in card.wanted if preference.weight_in(stems_outside_tasks) >= 1]
+    other_routines = _named((*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]), stems_outside_tasks - now_stems)
+    preferences = _named(card.wanted, stems_outside_tasks)
     hints_at_routine = any(routine.weight_in(stems_outside_tasks) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(first * 60 <= card.minute <= last * 60 for first, last in dayparts)
-    # After the first clause, 'leave' ends the action and does not postpone it: '…, leave the rest for tomorrow'.
-    clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
-    text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
-    postponing = PHRASES["later_days"]
-    if card.minute < EVENING * 60:
-        postponing += PHRASES["later_today"]
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
         is_linked=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
-        personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
+        personal=(*_texts(other_routines), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         role_words=tuple(sorted(stems_outside_tasks & card.role_words)),
         names_hour=hints_at_routine or bool(stems_outside_tasks & card.slot_words) or in_daypart,
         contradictions=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
-        later=tuple(phrase for phrase in postponing if f" {phrase} " in text),
+        later=_postponing_phrases(parsed, card),
     )
+
+
+def _named(hooks: Sequence[Hook], stems: frozenset[str]) -> list[Hook]:
+    """Return the hooks whose words among the stems have a total weight of at least 1."""
+    return [hook for hook in hooks if hook.weight_in(stems) >= 1]
 
 
 def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
@@ -164,6 +162,16 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
         if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # 8 to 12 may also mean the evening
     ]
     return (*phrases, *(f"{time // 60:02}:{time % 60:02}" for time in times))
+
+
+def _postponing_phrases(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
+    # After the first clause, 'leave' ends the action and does not postpone it: '…, leave the rest for tomorrow'.
+    clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
+    text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
+    phrases = PHRASES["later_days"]
+    if card.minute < EVENING * 60:
+        phrases += PHRASES["later_today"]
+    return tuple(phrase for phrase in phrases if f" {phrase} " in text)
 
 
 def relevance(hooks: Hooks) -> Finding:

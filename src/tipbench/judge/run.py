@@ -94,7 +94,7 @@ class JudgeEnvironment:
     progress: Callable[[int, int, int], None] = lambda _scored, _unscored, _total: None  # numbers of items
     lock: Callable[[], AbstractContextManager[object]] = nullcontext  # held while scores are written
     wait_s: float = 0.0  # maximum wait for MLflow, if it is unavailable when all items are scored
-    rescue: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
+    save_to_file: Callable[[str, str], Path] | None = None  # saves a sheet (id, text) to a file, to be applied later
     how_to_accept: str = "the same command with --accept-drift REASON"
 
 
@@ -199,9 +199,9 @@ class _Call:
 
     def _save_to_file(self, stored: StoredSheet, scores: _SheetScores) -> str:
         """Save the scores to a file if some are not in MLflow; return a message with its path, or an empty string."""
-        if not scores.has_unsaved or self.environment.rescue is None:
+        if not scores.has_unsaved or self.environment.save_to_file is None:
             return ""
-        path = self.environment.rescue(stored.sheet.id, sheet_text(stored.sheet, scores.all))
+        path = self.environment.save_to_file(stored.sheet.id, sheet_text(stored.sheet, scores.all))
         return (
             f"{len(scores.all)} items are scored; the filled sheet is in {path}. Once MLflow is available, apply it "
             f"with `tipbench judge apply {path}`."

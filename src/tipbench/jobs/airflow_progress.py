@@ -71,8 +71,8 @@ class StoredProgress(BaseModel):
     warnings: list[str] = Field(default_factory=list, alias="told")  # already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0  # bytes of the log
-    polled: float = Field(0.0, alias="looked")  # when Airflow was polled last
-    checked: float = 0.0  # when the DAG, its pools and the pending cells were checked last
+    polled_at: float = Field(0.0, alias="looked")  # of the last poll of Airflow
+    checked_at: float = Field(0.0, alias="checked")  # of the last check of the DAG, its pools and the pending cells
     ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None

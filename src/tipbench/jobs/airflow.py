@@ -218,7 +218,7 @@ class AirflowRunner:
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
         """Return the events of the job's tasks after a cursor."""
         self._refresh(job)
-        return read_events(self._folder(job).events, after, limit)
+        return read_events(self._folder(job).events_file, after, limit)
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
         """Return the end of the tasks' log output."""

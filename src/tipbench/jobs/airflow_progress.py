@@ -260,8 +260,8 @@ class JobOutput:
     def save(self) -> None:
         """Write the buffered output, then the state with the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
-        self.stored.events_size = _write_at(self._folder.events, self.stored.events_size, b"".join(self._events))
-        self.stored.log_size = _write_at(self._folder.log, self.stored.log_size, text)
+        self.stored.events_size = _write_at(self._folder.events_file, self.stored.events_size, b"".join(self._events))
+        self.stored.log_size = _write_at(self._folder.log_file, self.stored.log_size, text)
         self._events, self._log = [], []
         write_progress(self._folder, self.stored)
 

@@ -216,7 +216,7 @@ class Instructions:
     directions: tuple[str, ...]  # verbs that only give a direction, such as focus
     has_trigger: bool  # whether the tip begins with the moment to start
     duration: str | None
-    size: str | None
+    size: str | None  # a number of things, such as "one line"
     stop: str | None  # when to stop
     unspecific_object: str | None  # such as "a task"
 
@@ -329,7 +329,7 @@ _FIRST_EMOJI = "\u2300"  # symbols with lower code points, such as ™ and °, a
 
 
 def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> Finding:
-    """Score tone by the wording. Faults such as jargon, exclamation marks and emoji lower the score."""
+    """Score tone by the wording. Faults such as jargon, and symbols such as exclamation marks, lower the score."""
     faults = _tone_faults(parsed, card)
     exclamations = parsed.raw.count("!") + parsed.raw.count("！")
     emoji = sum(character >= _FIRST_EMOJI and unicodedata.category(character) == "So" for character in parsed.raw)
@@ -366,7 +366,7 @@ def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
 
 
 def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> tuple[int, str]:
-    """Return the score without faults and symbols, and its reason."""
+    """Return the score that the tip gets if it has no faults and no symbols, and the reason."""
     addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
     n_words = len(parsed.words)
     if not addressed and _is_about_person(parsed, card):

@@ -178,7 +178,7 @@ class Hook:
 
     text: str
     weights: Mapping[str, float]  # by stem
-    when: RoutineTime = RoutineTime.ANY
+    when: RoutineTime = RoutineTime.ANY  # of a routine
 
     def weight_in(self, stems: frozenset[str]) -> float:
         """Return the total weight of the hook's words that are in `stems`."""

@@ -325,8 +325,8 @@ def _proper_names(texts: Iterable[str]) -> frozenset[str]:
 def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. The
-    end of a range is p.m. too if it is after the start only then, as in 'from nine to five'.
+    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. If a
+    range would end before its start, as in 'from nine to five', its end is p.m. too.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"

@@ -134,7 +134,7 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        # An earlier call of `start` may have triggered an own DAG run, and been interrupted.
+        # An interrupted call of `start` may have triggered a DAG run for this job.
         if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))
@@ -145,13 +145,13 @@ class AirflowRunner:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
         can_clear = run.has_ended and bool(failed_tasks)
-        if stored.run_id != previous.run_id:  # else an earlier call of `start` was interrupted after the write below
+        if stored.run_id != previous.run_id:  # equal if a call of `start` was interrupted after the write below
             if not can_clear:
                 return False
             stored.run_id = previous.run_id
             stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if can_clear:  # else the interrupted call has cleared them
+        if can_clear:  # False if the interrupted call has cleared them
             self._dag.clear(stored.run_id, failed_tasks)
         return True
 
@@ -216,12 +216,10 @@ class AirflowRunner:
         return self._poll(job, folder)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return the events of the job's tasks after a cursor."""
         self._refresh(job)
         return read_events(self._folder(job).events_file, after, limit)
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
-        """Return the end of the tasks' log output."""
         self._refresh(job)
         return self._folder(job).tail(max_bytes)
 
@@ -275,7 +273,7 @@ class AirflowRunner:
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            # If no check was due, this is the stored reason. So the state is derived from it.
+            # The state is derived from the reason, which is the stored one if no check was due.
             state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
@@ -299,7 +297,7 @@ class AirflowRunner:
 
     def _continue_if_judged(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
         """Continue the DAG run if no cell of the job is pending. Returns the reason to show for its state."""
-        if not self._is_check_due(output.stored):
+        if not self._begin_check_if_due(output.stored):
             return output.stored.reason
         try:
             n_pending = self._mlflow.pending(job)
@@ -319,7 +317,7 @@ class AirflowRunner:
         """Return why no task is running if an operator can fix it, else an empty string."""
         if any(task.state == "running" for task in run.tasks):
             return ""
-        if not self._is_check_due(output.stored):  # keep the last reason, unless it is of another state
+        if not self._begin_check_if_due(output.stored):  # keep the last reason, unless it is of another state
             return output.stored.reason if output.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
@@ -335,8 +333,8 @@ class AirflowRunner:
             output.warn_once(reason)
         return reason
 
-    def _is_check_due(self, stored: StoredProgress) -> bool:
-        """Return whether the last check is `check_s` seconds ago; if so, save the time of the new one."""
+    def _begin_check_if_due(self, stored: StoredProgress) -> bool:
+        """Return whether the last check is `check_s` seconds ago; if so, save the time of the check that begins."""
         if self._clock() - stored.checked_at < self._check_s:
             return False
         stored.checked_at = self._clock()

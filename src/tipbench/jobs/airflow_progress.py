@@ -144,8 +144,7 @@ class JobOutput:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
-                is_too_long = isinstance(exc, AirflowError) and exc.status == TOO_LONG
-                if not is_too_long:
+                if not isinstance(exc, AirflowError) or exc.status != TOO_LONG:
                     return  # the next poll tries again
                 is_complete = True  # it would be too long again
             else:

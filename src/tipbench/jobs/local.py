@@ -153,11 +153,9 @@ class LocalRunner:
                     os.kill(pid, signal.SIGKILL)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return the command's events after a cursor."""
         return read_events(self._folder(job).events_file, after, limit)
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
-        """Return the end of the command's output."""
         return self._folder(job).tail(max_bytes)
 
     def forget(self, job: Job) -> None:

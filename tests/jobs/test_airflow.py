@@ -304,13 +304,14 @@ def test_failures_caused_by_the_first_one_are_not_reasons() -> None:
 
 def test_the_stored_progress_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
     content = {"base": {"plan": 1}, "places": {"plan": {"lines": 3}}, "tallies": {"plan": {"failure": "x"}}}
-    content |= {"told": ["a warning"], "looked": 7.0}
+    content |= {"told": ["a warning"], "looked": 7.0, "checked": 8.0}
     folder = JobFolder(tmp_path, "one")
     folder.make()
     (folder.path / "airflow.json").write_text(json.dumps(content))
     stored = read_progress(folder)
     assert (stored.earlier_attempts, stored.log_positions["plan"].lines) == ({"plan": 1}, 3)
-    assert (stored.totals["plan"].failure, stored.warnings, stored.polled) == ("x", ["a warning"], 7.0)
+    assert (stored.totals["plan"].failure, stored.warnings) == ("x", ["a warning"])
+    assert (stored.polled_at, stored.checked_at) == (7.0, 8.0)
     write_progress(folder, stored)
     assert content.keys() <= json.loads((folder.path / "airflow.json").read_text()).keys()
 

@@ -95,7 +95,7 @@ class AirflowApi:
         self._client.close()
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether Airflow was unavailable at the last request. The next request may then time out."""
         return bool(self._error)
 
@@ -332,8 +332,7 @@ class DagRun(_Response):
     tasks: tuple[TaskInstance, ...] = ()  # by start time
 
     @property
-    def ended(self) -> bool:
-        """Whether the DAG run has ended."""
+    def has_ended(self) -> bool:
         return self.state in ("success", "failed")
 
     def task(self, task_id: str) -> TaskInstance | None:

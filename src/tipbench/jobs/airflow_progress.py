@@ -71,8 +71,8 @@ class StoredProgress(BaseModel):
     warnings: list[str] = Field(default_factory=list, alias="told")  # already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0  # bytes of the log
-    polled: float = Field(0.0, alias="looked")  # when Airflow was polled last
-    checked: float = 0.0  # when the DAG, its pools and the pending cells were checked last
+    polled_at: float = Field(0.0, alias="looked")  # of the last poll of Airflow
+    checked_at: float = Field(0.0, alias="checked")  # of the last check of the DAG, its pools and the pending cells
     ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None
@@ -138,14 +138,13 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        for _ in range(_MAX_PAGES):  # several pages of earlier attempts, then one of the last
+        for _ in range(_MAX_PAGES):  # all pages of earlier attempts, then one page of the last attempt
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
-                is_too_long = isinstance(exc, AirflowError) and exc.status == TOO_LONG
-                if not is_too_long:
+                if not isinstance(exc, AirflowError) or exc.status != TOO_LONG:
                     return  # the next poll tries again
                 is_complete = True  # it would be too long again
             else:
@@ -260,8 +259,8 @@ class JobOutput:
     def save(self) -> None:
         """Write the buffered output, then the state with the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
-        self.stored.events_size = _write_at(self._folder.events, self.stored.events_size, b"".join(self._events))
-        self.stored.log_size = _write_at(self._folder.log, self.stored.log_size, text)
+        self.stored.events_size = _write_at(self._folder.events_file, self.stored.events_size, b"".join(self._events))
+        self.stored.log_size = _write_at(self._folder.log_file, self.stored.log_size, text)
         self._events, self._log = [], []
         write_progress(self._folder, self.stored)
 

@@ -40,7 +40,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return this choice; `command` without a program gets `program`. Raises InvalidOption if that is empty too."""
+        """Return this choice; `command` without a program gets `program`. Raises InvalidOption if both are missing."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():

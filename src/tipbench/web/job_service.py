@@ -20,7 +20,7 @@ from tipbench.jobs.store import MAX_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.jobs.supervisor import retry as queue_retry
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.judge.command import check_command
+from tipbench.judge.command import split_command
 from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
 from tipbench.record.plan_check import configured_cells
@@ -325,7 +325,7 @@ def _judging_program(panel: Panel) -> str:
             path="body.with",
         )
     try:
-        check_command(program)
+        split_command(program)
     except UsageError:  # its message contains the command line, which may have secrets
         message = "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting."
         raise Forbidden(message, code="not_allowed", path="body.with") from None

@@ -89,21 +89,20 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # the run's metrics, their scores replaced by those that count; empty if none count
-    # Flags to use instead of the run's, which a judge whose scores do not count may have corrected;
-    # None: use the run's. Empty: still to be recomputed (see `_scored_cell`), or they could not be recomputed.
-    recomputed_flags: Mapping[str, float] | None = None
+    flags_may_be_corrected: bool = False  # by a judge whose scores do not count, so the run's flags are not used
+    recomputed_flags: Mapping[str, float] = field(default_factory=dict)  # used instead of them; empty if unknown
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """`values`; if no scores count, the metrics of the run, with the recomputed flags if there are any.
+        """`values`; if they are empty, the metrics of the run, with recomputed flags if necessary.
 
         The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
         """
         if self.values:
             return self.values
-        if self.recomputed_flags is None:
+        if not self.flags_may_be_corrected:
             return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
         return {**without_flags, **self.recomputed_flags}
@@ -213,9 +212,7 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
             f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
         )
     where = {"kind": kind, **cell_filter.where}
-    # If only some scores count, flags may have to be recomputed from the raw answers.
-    text_names = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
-    stored = list(store.read(experiment_id, where=where, texts=text_names))
+    stored = list(store.read(experiment_id, where=where, texts=(SCORES,)))
     duplicates = duplicate_runs(run for run, _ in stored)
     current = [
         (run, texts) for run, texts in stored if run.tags.get("superseded") != "true" and run.run_id not in duplicates
@@ -227,7 +224,10 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
     rubric = find_rubric(store, experiment_id, board_cells.rubric, runs) if board_cells.rubric else None
     if rubric is None:
         return board_cells
-    raw_answers = {run.run_id: texts.get(RAW) for run, texts in current}
+    raw_answers: dict[str, str | None] = {}  # by run id; needed only to recompute flags
+    if any(cell.flags_may_be_corrected for cell in board_cells.cells):
+        with_raw = store.read(experiment_id, where=where, texts=(RAW,))
+        raw_answers = {run.run_id: texts.get(RAW) for run, texts in with_raw}
     cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board_cells.cells)
     return replace(board_cells, cells=cells, rubric_content=rubric)
 
@@ -235,12 +235,13 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
 def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     """Return the cell with values under the board's rubric.
 
-    A cell floored under another rubric gets this rubric's floor. Flags that other judges have changed are recomputed.
+    A cell floored under another rubric gets this rubric's floor. Flags that other judges may have corrected are
+    recomputed from the raw answer.
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     n_tips_text = cell.run.params.get("n_tips", "")
-    if cell.recomputed_flags is None or raw is None or not n_tips_text.isdecimal():
+    if not cell.flags_may_be_corrected or raw is None or not n_tips_text.isdecimal():
         return cell
     n_tips = int(n_tips_text)
     answer = parse_answer(raw, n_tips)
@@ -354,11 +355,7 @@ def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
 
 
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
-    """Return the cell with the scores that count: those of `judge`, or of all people if it is None.
-
-    If only other judges have scored the cell, the run's flags may be theirs. An empty `recomputed_flags` then marks
-    them to be recomputed.
-    """
+    """Return the cell with the scores that count: those of `judge`, or of all people if it is None."""
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
     # The state matters only if tags were changed outside tipbench, which records every floored run as judged.
@@ -374,7 +371,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, values={}, recomputed_flags={} if scores.applied else None)
+        return BoardCell(run, values={}, flags_may_be_corrected=bool(scores.applied))
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 

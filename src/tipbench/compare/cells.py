@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tipbench.compare.matrix import ALL, Pair, parse_pair
 from tipbench.compare.ranking import Ranking
-from tipbench.errors import MixedRubrics, NotEnoughData, SuiteError, UsageError
+from tipbench.errors import CorruptText, MixedRubrics, NotEnoughData, SuiteError, UsageError
 from tipbench.generate.engine import engine_of
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
@@ -22,6 +22,8 @@ from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.text import plural
+
+COMPOSITE = "composite"  # the name of an answer's score in `BoardCell.values`
 
 
 def find_rubric(store: RunStore, experiment_id: str, rubric_tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
@@ -60,7 +62,7 @@ def short_tag(tag: str) -> str:
 
 def floor_values(rubric: Rubric) -> Mapping[str, float]:
     """Return the scores of an answer without a usable tip."""
-    return {**rubric.floor, "composite": rubric.floor_composite}
+    return {**rubric.floor, COMPOSITE: rubric.floor_composite}
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,12 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
         judge = latest.judge if latest is not None else ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
+    for cell in cells:
+        if cell.values and COMPOSITE not in cell.values:
+            raise CorruptText(
+                f"The scores of run {cell.run.run_id} lack the composite, as if changed outside tipbench. "
+                "Score the answer again with `tipbench judge export --rejudge` or `tipbench judge run`."
+            )
     judges = {name for cell in cells for name in cell.judges}
     if cell_filter.judge is not None and not judges:
         counted = sorted({judgement.judge for _, scores in current for judgement in scores.counted})

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells, floor_values, without_reference_prompt
-from tipbench.compare.leaderboard import COMPOSITE
+from tipbench.compare.cells import COMPOSITE, BoardCell, BoardCells, floor_values, without_reference_prompt
 from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
 from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed

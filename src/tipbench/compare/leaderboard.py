@@ -16,6 +16,7 @@ import numpy as np
 import tipbench
 from tipbench.compare.attribution import Attribution, attribute
 from tipbench.compare.cells import (
+    COMPOSITE,
     BoardCell,
     BoardCells,
     CellFilter,
@@ -52,7 +53,6 @@ from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
 
 BOARD = "artifact:leaderboard.json"
-COMPOSITE = "composite"
 METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged per row, like the scales
 # Params of a run; `diversity` is the option here, not the metric.
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
@@ -590,8 +590,9 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     duels = []
     for duel in read_duels(store, experiment):
         is_by_judge = judge is None or duel.judge == judge
-        if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs):
-            first, second = (Pair(*pair) for pair in duel.pairs)
+        first, second = (Pair(*pair) for pair in duel.pairs)
+        # Only a key that was changed outside tipbench has a duel of a pair with itself.
+        if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and first != second:
             duels.append(Duel(first, second, duel.scenario, _WINNERS[duel.winner]))
     return duels
 

@@ -93,7 +93,7 @@ def _title(board: Leaderboard, state: CardState) -> str:
     leader = board.ranking.leader
     name = _name(board, leader) if leader else ""
     n_first = sum(row.rank == 1 for row in board.ranking.rows)
-    lead_text = f"{plural(n_first, board.by or 'pair')} share the lead" if n_first > 1 else f"{name} leads"
+    lead_text = f"{plural(n_first, board.row_noun)} share the lead" if n_first > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
     unranked_title = "No ranking yet"
     if _has_cells(board):
@@ -124,14 +124,14 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         return
     if state is CardState.UNJUDGED:
         n_pending = _count_pending(board)
-        rows = plural(len(board.standings), board.by or "pair")
+        rows = plural(len(board.standings), board.row_noun)
         yield f"{plural(n_pending, 'answer')} of {rows} {'waits' if n_pending == 1 else 'wait'} for a judge."
         if board.judging.held:
             yield f"Scores of {join_names(sorted(board.judging.held), 3)} are held and not counted: too far off."
         return
     leader = board.ranking.leader
     if leader is None:
-        yield standing_sentence(board.ranking, board.verdict_facts)  # why there is no leader
+        yield standing_sentence(board)  # why there is no leader
         return
     standing = _standing(board, leader)
     size = board.sizes.get(leader.model)
@@ -143,9 +143,9 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
     yield f"{_name(board, leader)}: {', '.join(part for part in parts if part)}."
-    yield standing_sentence(board.ranking, board.verdict_facts)
+    yield standing_sentence(board)
     if board.ranking.unranked:
-        yield unranked_sentence(board.ranking, board.verdict_facts)
+        yield unranked_sentence(board)
     yield from _alternatives(board)
     yield _against_reference(board)
     yield _certainty(board, state)

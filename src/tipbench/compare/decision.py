@@ -81,7 +81,7 @@ class Decision:
         elif state is State.INCOMPLETE:
             sentences.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
         elif state is State.LEADER or result.rank == 1:  # several rows with equal means share the lead
-            sentences.append(standing_sentence(board.ranking, board.verdict_facts))
+            sentences.append(standing_sentence(board))
         elif state is State.TIED:
             sentences.append(
                 f"{chosen} does not lead: {leader} does, but the two are {NOT_CLEARLY_DIFFERENT} ({numbers})."
@@ -89,7 +89,7 @@ class Decision:
         else:
             sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({numbers}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
-            sentences.append(unranked_sentence(board.ranking, board.verdict_facts))
+            sentences.append(unranked_sentence(board))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:  # duels can be Unknown or None
             sentences.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
         return tuple(sentences)

@@ -39,7 +39,7 @@ from tipbench.compare.matrix import (
 )
 from tipbench.compare.ranking import NextLook, PairResult, Ranking, RankOptions, judged_scenarios, missing_scores, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
-from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
+from tipbench.compare.verdict import board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
 from tipbench.judge.duels import Winner, read_duels
@@ -160,7 +160,7 @@ class Leaderboard:
     attribution: Attribution | Unknown
     scales: tuple[str, ...]
     matrix: ScoreMatrix
-    references_matrix: ScoreMatrix  # over the scenarios of `matrix`
+    reference_matrix: ScoreMatrix  # over the scenarios of `matrix`
     notes: tuple[str, ...] = ()  # caveats, as sentences
     hosts: tuple[str, ...] = ()
     duels: DuelTable | Unknown | None = None  # None if no duel between tied rows is judged
@@ -179,20 +179,7 @@ class Leaderboard:
 
     @property
     def verdict(self) -> str:
-        return verdict_text(self.ranking, self.duels, self.verdict_facts)
-
-    @property
-    def verdict_facts(self) -> VerdictFacts:
-        return VerdictFacts(
-            unit=self.unit,
-            row_noun=self.by or "pair",
-            provisional=f"scored by {', '.join(self.judges)}" if self.provisional and self.judges else None,
-            obstacle=self.obstacle,
-            unplanned_reason=self.unplanned_reason,
-            fragile=self.fragile,
-            judges=self.judges,
-            concerns=self.judging.concerns,
-        )
+        return verdict_text(self)
 
     @property
     def confidence(self) -> str:
@@ -203,6 +190,11 @@ class Leaderboard:
     def unit(self) -> str:
         """What a row is averaged over: `scenario` or `persona`."""
         return self.cluster or "scenario"
+
+    @property
+    def row_noun(self) -> str:
+        """What is ranked: `pair`, `model` or `prompt`."""
+        return self.by or "pair"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
@@ -304,8 +296,6 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     reference_standings = tuple(_standings(ranking.references, cells, options, scenario_matrix, matrix))
     runs = [cell.run for cell in cells.cells]
     last_runs = {run.params.get("model", ""): run for run in runs}  # by model
-    hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
-    flags = {flag for standing in standings for flag in standing.flags}
     conditions: dict[str, Any] = {"id": cells.conditions}
     if runs:
         conditions |= {name: runs[0].params.get(name) for name in CONDITIONS}
@@ -313,7 +303,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
-    return Leaderboard(
+    board = Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
         rubric=rubric_id,
@@ -329,9 +319,8 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         attribution=attribute(pair_matrix),
         scales=options.scales,
         matrix=matrix,
-        references_matrix=reference_matrix,
-        notes=tuple(board_notes(cells, ranking, flags, hosts, by=by, unit=options.cluster or "scenario")),
-        hosts=hosts,
+        reference_matrix=reference_matrix,
+        hosts=tuple(sorted({run.params["host"] for run in runs if "host" in run.params})),
         where=dict(cells.cell_filter.where),
         judge=cells.cell_filter.judge,
         n_scenarios=int(scenario_matrix.core.sum()),
@@ -345,6 +334,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         sizes={model: _size(run) for model, run in last_runs.items()},
         coverage=cells.coverage,
     )
+    return replace(board, notes=tuple(board_notes(board, cells)))
 
 
 def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:

@@ -502,7 +502,7 @@ def _row_results(
         for answer in each.answers:
             if answer.pair in pairs:
                 answers[each.scenario].append(answer)
-    matrix = board.references_matrix if row in board.references_matrix.pairs else board.matrix
+    matrix = board.reference_matrix if row in board.reference_matrix.pairs else board.matrix
     column = matrix.column(row)
     composites: dict[str, float] = {}  # by judged scenario
     if column is not None:

@@ -8,7 +8,7 @@ model or a prompt (`averaged_pair`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -205,30 +205,15 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     n_core = int(core.sum())
     adjusted_means, leader, ranked = _leader_and_ranked(matrix)
     look, look_scenarios = _latest_look(matrix, ranked, options)
+    leader_pair, leader_values = None, None
     to_leader: Mapping[Pair, Difference | None] = {}
     to_baseline: Mapping[Pair, Difference | None] = {}
-    leader_pair, leader_values, posterior = None, None, None
-    ranked_index = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}
-    better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked pair is significantly better than the j-th
+    p_best: Mapping[Pair, float] = {}
+    shrinkage = 1.0
     if leader is not None:
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
-        tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
-        # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
-        # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
-        leader_index = ranked_index[leader]
-        for column, i in ranked_index.items():
-            diff = to_leader.get(matrix.pairs[column])
-            if diff is not None and diff.worse:
-                better[leader_index, i] = True
-                better[i, leader_index] = False
-        ranked_matrix = matrix.select(ranked)
-        # With one scenario, the errors of several pairs cannot be estimated.
-        if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
-            # Scores can be missing, but resampling needs complete values: the pseudo-values.
-            fit = additive_fit(ranked_matrix.values, core=np.ones(len(ranked_matrix.scenarios), dtype=bool))
-            posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
+        p_best, shrinkage = _p_best_and_shrinkage(matrix.select(ranked), options.n_resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
@@ -239,41 +224,35 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         has_adjusted_mean = not np.isnan(adjusted_mean)
         row = PairResult(
             pair=pair,
-            ranked=column in ranked_index,
+            ranked=bool(ranked[column]),
             estimate=estimate,
             adjusted_mean=adjusted_mean if has_adjusted_mean else None,
             is_adjusted=bool(estimate and has_adjusted_mean and (matrix.judged[:, column] != core).any()),
+            p_best=p_best.get(pair),
             to_leader=to_leader.get(pair),
             to_baseline=to_baseline.get(pair),
         )
-        if column in ranked_index:
-            i = ranked_index[column]
-            row = replace(
-                row,
-                rank=1 + int((adjusted_means[ranked] > adjusted_mean + TOLERANCE).sum()),
-                rank_low=1 + int(better[:, i].sum()),
-                rank_high=len(ranked_index) - int(better[i].sum()),
-                p_best=float(posterior.p_best[i]) if posterior else None,
-            )
         rows.append(row)
-    rows.sort(key=_row_order)
-    rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
-    tied_ranked = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
-    unranked_rows = [row for row in rows if not row.ranked and row.pair not in options.silent]
+    tested_scores = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
+    ranked_rows = _with_ranks([row for row in rows if row.ranked], tested_scores, options)
+    ranked_rows.sort(key=lambda row: (row.rank or 0, row.pair))
+    unranked_rows = sorted((row for row in rows if not row.ranked), key=_order_without_rank)
+    # All ranked pairs but the leader: each shares scenarios with it, so it has a difference.
+    rivals = {row.pair: row.to_leader for row in ranked_rows if row.to_leader is not None}
+    tied = {pair: difference for pair, difference in rivals.items() if not difference.separated}
+    undecided_rows = [row for row in unranked_rows if row.pair not in options.silent]
     # A pair with too few scores to be ranked is not tested, so it may still be the best.
-    too_few_judged = [row.pair for row in unranked_rows if row.estimate] if leader is not None else []
-    decided = bool(rivals) and not unranked_rows and all(diff is not None and diff.worse for diff in rivals.values())
-    shrinkage = posterior.shrinkage if posterior else 1.0
-    n_tested = int((look_scenarios & core).sum())
-    sds = [diff.sd for diff in rivals.values() if diff and diff.sd]
+    too_few_judged = [row.pair for row in undecided_rows if row.estimate] if leader is not None else []
+    sds = [difference.sd for difference in rivals.values() if difference.sd]
     median_sd = float(np.median(sds)) if sds else None
+    n_tested = int((look_scenarios & core).sum())
     reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
-    return Ranking(
-        rows=tuple(rows),
+    ranking = Ranking(
+        rows=(*ranked_rows, *unranked_rows),
         leader=leader_pair,
-        tied=(*tied_ranked, *too_few_judged),
-        decided=decided,
-        units_needed=None if decided else _scenarios_needed(tied_ranked, shrinkage, options.level, n_core),
+        tied=(*tied, *too_few_judged),
+        decided=bool(rivals) and not undecided_rows and all(difference.worse for difference in rivals.values()),
+        units_needed=_scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
@@ -282,12 +261,12 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         level=options.level,
         planned=design is not None,
         look=look,
-        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked_rows, leader, shrinkage),
         n_tested=n_tested,
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
         silent=tuple(sorted(options.silent)),
     )
+    return replace(ranking, next_look=_next_look(ranking, matrix, design, shrinkage)) if design else ranking
 
 
 def _can_lead(matrix: ScoreMatrix) -> Mask:
@@ -368,6 +347,44 @@ def _differences(
     }
 
 
+def _p_best_and_shrinkage(ranked: ScoreMatrix, n_resamples: int) -> tuple[Mapping[Pair, float], float]:
+    """Return each pair's probability of being the best, and the shrinkage of `EmpiricalBayes`.
+
+    Several pairs in a single scenario have no probabilities, and no shrinkage (1): errors cannot be estimated.
+    """
+    if len(ranked.scenarios) == 1 and len(ranked.pairs) > 1:
+        return {}, 1.0
+    # Scores can be missing, but resampling needs complete values: the pseudo-values.
+    fit = additive_fit(ranked.values, core=np.ones(len(ranked.scenarios), dtype=bool))
+    posterior = empirical_bayes(fit.pseudo_values, n_resamples=n_resamples)
+    return dict(zip(ranked.pairs, posterior.p_best.tolist(), strict=True)), posterior.shrinkage
+
+
+def _with_ranks(rows: Sequence[PairResult], tested_scores: Floats, options: RankOptions) -> list[PairResult]:
+    """Add ranks and rank ranges to the ranked rows. `tested_scores` has a column for each row."""
+    if not rows:
+        return []
+    # [i, j]: row i is significantly better than row j.
+    better = significantly_better(tested_scores, n_flips=options.n_flips, level=options.level)
+    # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
+    # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
+    leader = next(i for i, row in enumerate(rows) if row.to_leader is None)
+    for i, row in enumerate(rows):
+        if row.to_leader is not None and row.to_leader.worse:
+            better[leader, i] = True
+            better[i, leader] = False
+    adjusted_means = np.array([row.adjusted_mean for row in rows], dtype=np.float64)
+    return [
+        replace(
+            row,
+            rank=1 + int((adjusted_means > adjusted_means[i] + TOLERANCE).sum()),
+            rank_low=1 + int(better[:, i].sum()),
+            rank_high=len(rows) - int(better[i].sum()),
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
 def _reference_rows(
     references: ScoreMatrix,
     leader: Pair | None,
@@ -389,7 +406,7 @@ def _reference_rows(
         rows.append(
             PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
-    return tuple(sorted(rows, key=_row_order))
+    return tuple(sorted(rows, key=_order_without_rank))
 
 
 def _negated(difference: Difference | None) -> Difference | None:
@@ -404,23 +421,19 @@ def _negated(difference: Difference | None) -> Difference | None:
     )
 
 
-def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
-    """Return the sort key: ranked pairs by rank, then scored pairs by mean, then pairs without a score."""
-    if row.ranked:
-        return False, row.rank or 0, row.estimate is None, 0.0, row.pair
-    mean = row.estimate.mean if row.estimate else 0.0
-    return True, 0, row.estimate is None, -mean, row.pair
+def _order_without_rank(row: PairResult) -> tuple[bool, float, Pair]:
+    """Return the sort key of rows without a rank: highest mean first, pairs without a score last."""
+    return row.estimate is None, -row.estimate.mean if row.estimate else 0.0, row.pair
 
 
-def _scenarios_needed(
-    tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
-) -> int | None:
-    """Return the scenarios needed to separate each pair of `tied` from the leader; None if unknown or out of reach."""
+def _scenarios_needed(tied: Mapping[Pair, Difference], shrinkage: float, level: float, n_core: int) -> int | None:
+    """Return the scenarios needed to separate each pair of `tied` from the leader.
+
+    None if no pair is tied, or if the number is unknown or out of reach.
+    """
     most = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
     needed_by_pair = []
     for diff in tied.values():
-        if diff is None:
-            return None
         at_least = max(MIN_SCENARIOS, diff.n + 1)
         needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=at_least, level=level)
         if needed is None or needed > most:
@@ -429,27 +442,23 @@ def _scenarios_needed(
     return max(needed_by_pair, default=None)
 
 
-def _next_look(
-    design: Design | None,
-    look: Look | None,
-    matrix: ScoreMatrix,
-    rivals: Mapping[Pair, Difference | None],
-    unranked_rows: Iterable[PairResult],
-    leader: int | None,
-    shrinkage: float,
-) -> NextLook | None:
-    """Return the next look with its conditional power: the lowest over all rivals and unranked pairs."""
-    n_reached = look.number if look else 0
-    if design is None or n_reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
-        return None  # no design, no look left, or all looks have too few scenarios for a test
+def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage: float) -> NextLook | None:
+    """Return the next look, if one can decide. Its conditional power is the lowest over all pairs but the leader."""
+    n_reached = ranking.look.number if ranking.look else 0
+    least = least_scenarios(design.level)
+    if ranking.decided or n_reached == len(design.looks) or design.looks[-1] < least:
+        return None
     upcoming = Look(n_reached + 1, len(design.looks), design.looks[n_reached])
-    if leader is None or not rivals:
+    if ranking.leader is None or len(ranking.ranked) < 2 or upcoming.at < least:
         return NextLook(upcoming, power=None)
+    leader_scores = matrix.values[:, matrix.pairs.index(ranking.leader)]
+    critical = sidak_critical_t(upcoming.at, comparisons=max(len(ranking.tied_ranked), 1), level=design.level)
     powers = []
-    n_open = sum(diff is None or not diff.separated for diff in rivals.values())
-    for pair in (*rivals, *(row.pair for row in unranked_rows)):
-        lead = paired_difference(other=matrix.values[:, matrix.pairs.index(pair)], row=matrix.values[:, leader])
-        if lead is None or not lead.sd or upcoming.at < least_scenarios(design.level):
+    for column, pair in enumerate(matrix.pairs):
+        if pair == ranking.leader or pair in ranking.silent:
+            continue
+        lead = paired_difference(other=matrix.values[:, column], row=leader_scores)
+        if lead is None or not lead.sd:
             return NextLook(upcoming, power=None)
         power = conditional_power(
             lead.mean,
@@ -457,7 +466,7 @@ def _next_look(
             n_now=min(lead.n, upcoming.at),
             n_then=upcoming.at,
             expected_mean=shrinkage * lead.mean,
-            critical=sidak_critical_t(upcoming.at, max(n_open, 1), design.level),
+            critical=critical,
         )
         powers.append(power)
     return NextLook(upcoming, min(powers))

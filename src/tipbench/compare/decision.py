@@ -128,7 +128,7 @@ def make_decision(
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
         prompt_hash=_common_value(run.tags.get("prompt_hash") for run in chosen_runs),
-        rubric=board.rubric_tag,
+        rubric=board.rubric,
         conditions=cells.conditions,
         scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in ordered_cells},
         models={cell.pair.model: cell.run.params.get("model_digest") for cell in ordered_cells},

@@ -82,7 +82,7 @@ def board_context(
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
-        ("rubric", _rubric_text(board.rubric_tag)),
+        ("rubric", _rubric_text(board.rubric)),
         ("based on", plural(board.ranking.n_units, board.unit)),
         ("filter", filter_text(board.where, board.judge) or None),
         ("baseline", _short(label_of(board, board.baseline)) if board.baseline else None),
@@ -186,7 +186,7 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
     if status.judged:
         twice += f" ({percent(status.twice / status.judged)})"
     alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in status.alpha.items())
-    rubric = (board.rubric_tag if board else "") or ", ".join(status.rubrics)
+    rubric = (board.rubric if board else "") or ", ".join(status.rubrics)
     answers = f"{status.judged} judged, {status.pending} pending"
     if status.held:
         answers += f", {status.held} held"

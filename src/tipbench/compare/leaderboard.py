@@ -147,8 +147,7 @@ class Leaderboard:
 
     experiment: str
     suite: str
-    rubric: str  # its id; empty if nothing is scored
-    rubric_tag: str  # id@sha256
+    rubric: str  # id@sha256; empty if nothing is scored
     conditions: Mapping[str, Any]
     judges: tuple[str, ...]
     provisional: bool
@@ -199,11 +198,11 @@ class Leaderboard:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
         ranking, attribution = self.ranking, self.attribution
-        _, _, rubric_sha256 = self.rubric_tag.partition("@")
+        rubric_id, _, rubric_sha256 = self.rubric.partition("@")
         return {
             "experiment": self.experiment,
             "suite": self.suite,
-            "rubric": self.rubric or None,
+            "rubric": rubric_id or None,
             "rubric_sha256": rubric_sha256 or None,
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
@@ -245,7 +244,7 @@ class Leaderboard:
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """Options of a board."""
+    """Everything that a board depends on besides its cells."""
 
     baseline: Pair | None = None
     cluster: Literal["persona"] | None = None
@@ -258,7 +257,7 @@ class BoardOptions:
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
     pair_matrix, reference_matrix = _matrices(cells)
-    by, design = options.by, options.design
+    by = options.by
     scenario_matrix = pair_matrix.averaged_by(by) if by else pair_matrix
     matrix = scenario_matrix
     if options.cluster:
@@ -269,24 +268,24 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned_reason = _why_unplanned(cells, options)
+    design = None if unplanned_reason else options.design
     # On a board by model or prompt, a row is silent (without any answer) if all its pairs are.
     answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
     silent_rows = frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered
     rank_options = RankOptions(
         baseline=options.baseline,
-        design=None if unplanned_reason else design,
+        design=design,
         finished_scenarios=cells.finished_scenarios,
         silent=silent_rows,
     )
     ranking = rank(matrix, rank_options, reference_matrix)
     # If a board by model or prompt has no mean at all, report the scores that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
-    needs_all_core = options.cluster is not None  # means per persona need every core scenario
-    missing = missing_scores(incomplete_matrix, needs_all_core=needs_all_core)
-    only_stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
+    missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
+    stale_pairs = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [
         PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True)
-        for pair in sorted(only_stale)
+        for pair in sorted(stale_pairs)
     ]
     ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
     if ranking.next_look is not None and design is not None:
@@ -295,19 +294,16 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     standings = tuple(_standings(ranking.rows, cells, options, scenario_matrix, matrix))
     reference_standings = tuple(_standings(ranking.references, cells, options, scenario_matrix, matrix))
     runs = [cell.run for cell in cells.cells]
-    last_runs = {run.params.get("model", ""): run for run in runs}  # by model
     conditions: dict[str, Any] = {"id": cells.conditions}
     if runs:
         conditions |= {name: runs[0].params.get(name) for name in CONDITIONS}
-    rubric_id, _, _ = cells.rubric.partition("@")
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
     board = Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
-        rubric=rubric_id,
-        rubric_tag=cells.rubric,
+        rubric=cells.rubric,
         conditions=conditions,
         judges=cells.judges,
         provisional=cells.provisional,
@@ -331,7 +327,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
         composite_range=cells.rubric_content.composite_range if cells.rubric_content else None,
-        sizes={model: _size(run) for model, run in last_runs.items()},
+        sizes={run.params.get("model", ""): _size(run) for run in runs},
         coverage=cells.coverage,
     )
     return replace(board, notes=tuple(board_notes(board, cells)))
@@ -612,7 +608,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
         name=f"leaderboard of {board.experiment}",
         start_ms=now,
         end_ms=now,
-        params={"rubric": board.rubric_tag or "none", "conditions": str(board.conditions.get("id", ""))},
+        params={"rubric": board.rubric or "none", "conditions": str(board.conditions.get("id", ""))},
         metrics={
             "pairs": float(len(board.standings)),
             "scenarios": float(board.n_scenarios),

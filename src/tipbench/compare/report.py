@@ -121,13 +121,14 @@ def to_markdown(board: Leaderboard) -> str:
     """Return the verdict, table, attribution and notes as Markdown."""
     columns, rows = table_rows(board)
     judges = ", ".join(board.judges) or "no one yet"
+    rubric_id, _, _ = board.rubric.partition("@")
     parts = [
         f"## {plain_markdown(board.experiment)}",
         f"**{plain_markdown(board.verdict)}**",
         markdown_table(columns, rows, left_aligned=TEXT_COLUMNS).rstrip(),
         "\n".join(f"- {plain_markdown(line)}" for line in footer_lines(board)),
         "\n".join(f"- Note: {plain_markdown(note)}" for note in board.notes),
-        plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {judges}."),
+        plain_markdown(f"Rubric {rubric_id or 'none'}, suite {board.suite}, judged by {judges}."),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -62,8 +62,6 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    # No cells: there are no rows (only references, or nothing), or all rows are stale, or, on a board by model, all
-    # models share no prompt (by prompt: no model).
     if not _has_cells(board):
         return CardState.UNRANKED
     if not board.judges:
@@ -98,9 +96,8 @@ def _title(board: Leaderboard, state: CardState) -> str:
     unranked_title = "No ranking yet"
     if _has_cells(board):
         unranked_title += ": too little is judged"
-    elif not board.ranking.unranked:
+    elif not board.ranking.unranked:  # if there are unranked rows, the first sentence of the card has the reason
         unranked_title += ": too little is collected"
-    # Otherwise there are answers, but no prompt or model is shared (`by`); the card's first sentence says so.
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
@@ -299,6 +296,7 @@ def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
 
 
 def _has_cells(board: Leaderboard) -> bool:
+    """Return whether a row has cells. None has if all are stale, or if no prompt or no model is shared (`by`)."""
     return any(standing.n_cells for standing in board.standings)
 
 

@@ -268,9 +268,9 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
     too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
-    if provisional:  # of several automatic judges, the latest counts; "" matches no judge
+    if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
-        judge = latest.judge if latest is not None else ""
+        judge = latest.judge if latest is not None else ""  # no judge is named ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
     for cell in cells:
         if cell.values and COMPOSITE not in cell.values:
@@ -335,10 +335,9 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
         if pair in rows:
             scenario = run.params.get("scenario", "")
             scenarios.add(scenario)
-            if run.tags.get("floored") == "true" and run.state == RunState.JUDGED:
-                floored[scenario].add(pair)
-            elif run.state == RunState.JUDGED:
-                people[scenario].add(pair)
+            if run.state == RunState.JUDGED:
+                is_floored = run.tags.get("floored") == "true"
+                (floored if is_floored else people)[scenario].add(pair)
             if scores.provisional:
                 automatic[scenario].add(pair)
 
@@ -366,7 +365,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     """Return the cell with the scores that count: those of `judge`, or of all people if it is None."""
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
-    # The state matters only if tags were changed outside tipbench, which records every floored run as judged.
+    # tipbench records every floored run as judged. Another state was set outside tipbench.
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:

@@ -44,8 +44,8 @@ class GateEvidence:
     rubric: str | None  # id@sha256
     judges: tuple[str, ...]
     conditions: str
-    missing: tuple[str, ...] = ()  # scenarios in which the baseline is judged, but not the candidate
-    floored: int = 0  # failed cells of the candidate that count with the lowest scores
+    missing: tuple[str, ...]  # scenarios in which the baseline is judged, but not the candidate
+    floored: int  # failed cells of the candidate that count with the lowest scores
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Standing:
     n_cells: int
     n_judged: int  # of its cells
     n_failed: int  # of its cells
-    flags: tuple[str, ...]  # keys of `standings.FLAGS`
+    flags: tuple[str, ...]  # keys of `standings.FLAG_TEXTS`
     n_scenarios: int  # scenarios in the composite
     n_clusters: int | None = None  # clusters in the composite; None if scenarios are not averaged per cluster
 
@@ -453,7 +453,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
 
 
 def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
-    """Yield the flags of a row; `standings.FLAGS` describes them."""
+    """Yield the flags of a row; `standings.FLAG_TEXTS` describes them."""
     if not row.ranked and not is_reference(row.pair):
         yield "incomplete"
     if row.is_adjusted:

@@ -124,10 +124,11 @@ def step_down(differences: Floats, *, n_flips: int = N_FLIPS) -> tuple[float | N
 
 
 def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FLIPS) -> tuple[float | None, ...]:
-    """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
+    """Return the t of each column's simultaneous interval (single-step max-t): mean ± t × standard error.
 
-    It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
-    fewer than two shared scenarios, or if there are too few flips for the level: then the interval is unbounded.
+    The critical z², the same for all columns, is the (1 − level) quantile of the largest z² of the centred differences
+    over flips. It is converted to each column's t by its number of shared scenarios. None for fewer than two shared
+    scenarios, or if there are too few flips for the level: then the interval is unbounded.
     """
     critical: list[float | None] = [None] * differences.shape[1]
     testable = _TestableColumns.of(differences)
@@ -142,9 +143,9 @@ def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FL
         return tuple(critical)
     r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(n_shared))  # the inverse of _wallace_z_squared
     bounded = r_squared < MAX_R_SQUARED
-    half_widths = np.sqrt((n_shared - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
-    for column, half_width, is_bounded in zip(testable.columns, half_widths, bounded, strict=True):
-        critical[column] = float(half_width) if is_bounded else None
+    critical_ts = np.sqrt((n_shared - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
+    for column, t, is_bounded in zip(testable.columns, critical_ts, bounded, strict=True):
+        critical[column] = float(t) if is_bounded else None
     return tuple(critical)
 
 

@@ -71,7 +71,7 @@ def _state(board: Leaderboard) -> CardState:
         return CardState.UNRANKED
     if board.provisional:
         return CardState.PROVISIONAL
-    if ranking.planned and ranking.look is None:
+    if board.unplanned_reason is None and ranking.look is None:
         return CardState.EARLY
     if ranking.to_reference is not None and ranking.to_reference.worse:
         return CardState.BEHIND

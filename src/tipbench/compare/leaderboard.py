@@ -341,10 +341,10 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidate_matrix = full.select(~references)  # without scenarios in which no candidate is judged
-    shared = np.isin(full.scenarios, candidate_matrix.scenarios)
-    return candidate_matrix, full.select(references, scenarios=shared)
+    reference_mask = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    candidate_matrix = full.select(~reference_mask)  # without scenarios in which no candidate is judged
+    scenario_mask = np.isin(full.scenarios, candidate_matrix.scenarios)
+    return candidate_matrix, full.select(reference_mask, scenario_mask)
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:

@@ -139,8 +139,7 @@ class Ranking:
     n_units: int  # core units
     too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
     level: float = ALPHA  # significance level of the tests
-    planned: bool = False  # whether the tests are planned looks
-    look: Look | None = None  # the latest look reached
+    look: Look | None = None  # the latest look reached; None also if no looks are planned
     next_look: NextLook | None = None
     n_tested: int = 0  # core units in the tests; 0 before the first look
     references: tuple[PairResult, ...] = ()  # best first
@@ -259,7 +258,6 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         n_units=n_core,
         too_few=n_core < MIN_SCENARIOS,
         level=options.level,
-        planned=design is not None,
         look=look,
         n_tested=n_tested,
         references=reference_rows,

@@ -193,10 +193,10 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
     lines = [f"What explains the differences{scope}: {', '.join(shares)}."]
     if attribution.persona is not None:
         lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")
-    for flag in attribution.flags:
-        effects = (("helps", flag.helps), ("hurts", flag.hurts))
+    for each in attribution.model_dependent_prompts:
+        effects = (("helps", each.helps), ("hurts", each.hurts))
         parts = [f"{verb} {', '.join(models)} more than others" for verb, models in effects if models]
-        lines.append(f"{flag.prompt} {' and '.join(parts)}.")
+        lines.append(f"{each.prompt} {' and '.join(parts)}.")
     return lines
 
 

@@ -51,7 +51,7 @@ def _qualifications(board: Leaderboard) -> Iterator[str]:
         if to_reference.separated:
             state = "clearly better than" if to_reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
-    if ranking.tied_ranked and not ranking.decided:
+    if ranking.tied_ranked:
         yield _outlook(board)
     if board.unplanned_reason:
         yield f"Not a planned look: {board.unplanned_reason}."

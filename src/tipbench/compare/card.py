@@ -83,7 +83,7 @@ def _state(board: Leaderboard) -> CardState:
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
     # Undecided without ties: only one row is ranked, or a row is `ahead` of the leader in the tested scenarios.
-    may_decide_later = ranking.too_few or not ranking.tied or ranking.units_needed is not None
+    may_decide_later = ranking.too_few_units or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
 
@@ -224,7 +224,7 @@ def _certainty(board: Leaderboard, state: CardState) -> str:
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
-    if board.unplanned_reason and not ranking.too_few:  # with too few scenarios, nothing is decided
+    if board.unplanned_reason and not ranking.too_few_units:  # with too few scenarios, nothing is decided
         concerns.append(f"this is not a planned look: {board.unplanned_reason}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
@@ -285,7 +285,7 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
         return f"Next: collect and {judging_task(n_answers, n_scenarios=n_more, minutes=minutes, power=POWER)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
-    if ranking.too_few:
+    if ranking.too_few_units:
         return f"Next: collect more scenarios; at least {MIN_SCENARIOS} {board.unit}s are needed to decide."
     return f"Next: choose among the {TIED} by speed, size or duels; more scenarios would hardly decide."
 

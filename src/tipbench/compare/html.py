@@ -171,7 +171,7 @@ def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
             _short(label_of(board, each.pair)),
             _or_dash(number(each.strength.value, "+.2f")),
             _or_dash(interval(each.strength.ci_low, each.strength.ci_high, "+.2f")),
-            f"{each.points:g} of {each.duels}",
+            f"{each.points:g} of {each.n_duels}",
             str(each.n_scenarios),
         )
         for each in duels.standings

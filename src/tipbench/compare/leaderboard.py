@@ -284,7 +284,7 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
     stale_pairs = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
     stale_rows = [
-        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True)
+        PairResult(pair=pair, is_ranked=False, estimate=None, adjusted_mean=None, is_stale=True)
         for pair in sorted(stale_pairs)
     ]
     ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
@@ -398,7 +398,7 @@ def _standings(
             groups[cell.pair].append(cell)
         elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
             groups[averaged_pair(cell.pair, by)].append(cell)
-    with_stale_runs = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
+    with_stale_runs = {averaged_pair(pair, by) for pair in cells.stale}
     for row in rows:
         row_cells = groups[row.pair]
         n_averaged = row.estimate.n if row.estimate else 0  # scenarios, or personas
@@ -454,7 +454,7 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
 
 def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
     """Yield the flags of a row; `standings.FLAG_TEXTS` describes them."""
-    if not row.ranked and not is_reference(row.pair):
+    if not row.is_ranked and not is_reference(row.pair):
         yield "incomplete"
     if row.is_adjusted:
         yield "adjusted"
@@ -472,7 +472,7 @@ def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells:
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
     # The lead over the closest row; `to_leader` is row − leader.
-    lead = -max(row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
+    lead = -max(row.to_leader.mean for row in ranking.rows if row.is_ranked and row.to_leader is not None)
     return is_fragile(
         lead,
         usable_mean=usable.composite,

@@ -112,7 +112,7 @@ class PairResult:
     """One pair with its statistics. Ranks and `p_best` are None if it is not ranked."""
 
     pair: Pair
-    ranked: bool
+    is_ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
     adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
     is_adjusted: bool = False  # its scenarios are not exactly the core ones: `adjusted_mean` and `estimate` can differ
@@ -122,7 +122,7 @@ class PairResult:
     p_best: float | None = None  # probability of being the best ranked pair
     to_leader: Difference | None = None  # pair − leader; None for the leader, or without shared scenarios
     to_baseline: Difference | None = None  # pair − baseline
-    stale: bool = False  # all its runs are stale; `make_board` adds such pairs
+    is_stale: bool = False  # all its runs are stale; `make_board` adds such pairs
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Ranking:
     units_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_units: int  # core units
-    too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
+    too_few_units: bool  # fewer than MIN_SCENARIOS: nothing can be decided
     level: float = ALPHA  # significance level of the tests
     look: Look | None = None  # the latest look reached; None also if no looks are planned
     next_look: NextLook | None = None
@@ -150,7 +150,7 @@ class Ranking:
     @cached_property
     def ranked(self) -> frozenset[Pair]:
         """The ranked pairs."""
-        return frozenset(row.pair for row in self.rows if row.ranked)
+        return frozenset(row.pair for row in self.rows if row.is_ranked)
 
     @cached_property
     def tied_ranked(self) -> tuple[Pair, ...]:
@@ -160,12 +160,12 @@ class Ranking:
     @cached_property
     def unranked(self) -> tuple[PairResult, ...]:
         """The unranked pairs that prevent a decision: neither silent nor stale (`make_board` adds stale ones)."""
-        return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
+        return tuple(row for row in self.rows if not (row.is_ranked or row.is_stale or row.pair in self.silent))
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
         """Ranked pairs that are significantly better than the leader in the tested scenarios, despite a lower mean."""
-        return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
+        return tuple(row.pair for row in self.rows if row.is_ranked and row.to_leader and row.to_leader.better)
 
     @property
     def beats_reference(self) -> bool | None:
@@ -223,7 +223,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         has_adjusted_mean = not np.isnan(adjusted_mean)
         row = PairResult(
             pair=pair,
-            ranked=bool(ranked[column]),
+            is_ranked=bool(ranked[column]),
             estimate=estimate,
             adjusted_mean=adjusted_mean if has_adjusted_mean else None,
             is_adjusted=bool(estimate and has_adjusted_mean and (matrix.judged[:, column] != core).any()),
@@ -233,9 +233,9 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         )
         rows.append(row)
     tested_scores = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-    ranked_rows = _with_ranks([row for row in rows if row.ranked], tested_scores, options)
+    ranked_rows = _with_ranks([row for row in rows if row.is_ranked], tested_scores, options)
     ranked_rows.sort(key=lambda row: (row.rank or 0, row.pair))
-    unranked_rows = sorted((row for row in rows if not row.ranked), key=_order_without_rank)
+    unranked_rows = sorted((row for row in rows if not row.is_ranked), key=_order_without_rank)
     # All ranked pairs but the leader: each shares scenarios with it, so it has a difference.
     rivals = {row.pair: row.to_leader for row in ranked_rows if row.to_leader is not None}
     tied = {pair: difference for pair, difference in rivals.items() if not difference.separated}
@@ -256,7 +256,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
         n_units=n_core,
-        too_few=n_core < MIN_SCENARIOS,
+        too_few_units=n_core < MIN_SCENARIOS,
         level=options.level,
         look=look,
         n_tested=n_tested,
@@ -402,7 +402,7 @@ def _reference_rows(
                 # Too few shared scenarios for a test: return the difference over all scenarios, untested.
                 difference = untested(paired_difference(other=leader_values, row=values))
         rows.append(
-            PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
+            PairResult(pair, is_ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
     return tuple(sorted(rows, key=_order_without_rank))
 

@@ -159,7 +159,7 @@ def footer_lines(board: Leaderboard) -> list[str]:
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
-        points = [f"{row.pair} {row.points:g} of {row.duels}" for row in duels.standings]
+        points = [f"{row.pair} {row.points:g} of {row.n_duels}" for row in duels.standings]
         scenarios = plural(duels.n_scenarios, "scenario")
         lines.append(
             f"Duels between the {TIED} rows over {scenarios} (points): {', '.join(points)}. {duel_result(duels)}"
@@ -254,7 +254,7 @@ def chance_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else chance_text(standing.result.p_best)
+    return None if board.ranking.too_few_units else chance_text(standing.result.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

@@ -87,7 +87,7 @@ def standing_sentence(board: Leaderboard) -> str:
     if len(ranking.ranked) == 1:
         return f"{leader} is the only ranked {board.row_noun}, {over_scenarios}: there is nothing to compare it with."
     if ranking.decided:
-        n_stale = sum(row.stale for row in ranking.rows)
+        n_stale = sum(row.is_stale for row in ranking.rows)
         left_out = []
         if ranking.silent:
             left_out.append(f"{plural(len(ranking.silent), board.row_noun)} that gave no answer")
@@ -128,7 +128,7 @@ def _no_leader(board: Leaderboard) -> str:
         if ranking.references:
             return f"Nothing to rank: only the reference {ranking.references[0].pair.model} is recorded."
         return "Nothing is recorded yet."
-    if all(row.stale for row in ranking.rows):
+    if all(row.is_stale for row in ranking.rows):
         pairs = plural(len(ranking.rows), noun)
         return f"Nothing to rank: all runs of {pairs} are of an older build, prompt or scenario."
     if missing is None:
@@ -149,7 +149,7 @@ def _outlook(board: Leaderboard) -> str:
         look = next_look.look
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
         return f"{name}: {next_look_task(next_look)}." if next_look.n_answers else f"{name}."
-    if ranking.too_few:
+    if ranking.too_few_units:
         n_with_looks = least_scenarios(LEVELS[-1])  # the strictest level, that of the most looks
         needed = f"at least {MIN_SCENARIOS} needed ({n_with_looks} with several looks)"
         return f"Too few {board.unit}s: {ranking.n_units}; {needed}."
@@ -230,7 +230,8 @@ def board_notes(board: Leaderboard, cells: BoardCells) -> Iterator[str]:
         yield f"Rows that share fewer than {needed} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
         yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."
-    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):  # computed, but hidden by `best_text`
+    has_p_best = any(row.p_best is not None for row in ranking.rows)
+    if has_p_best and ranking.too_few_units:  # then `best_text` hides it
         yield f"P(best) needs at least {MIN_SCENARIOS} {board.unit}s and is not shown."
     if len(board.hosts) > 1:
         yield f"Latency and tokens/s come from {len(board.hosts)} hosts and are not comparable across hosts."

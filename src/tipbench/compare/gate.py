@@ -133,7 +133,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
         why = _unknown_reason(candidate_cells, candidate, baseline, evidence, n)
         return unknown_result(options, why, n_scenarios=n, evidence=evidence)
     outcome, why = _outcome_and_reason(difference, margin)
-    numbers = f"{number(difference.mean, '+.2f')}"
+    numbers = number(difference.mean, "+.2f")
     if difference.ci_low is not None and difference.ci_high is not None:
         numbers += f" [{number(difference.ci_low, '+.2f')}, {number(difference.ci_high, '+.2f')}]"
     reason = f"{outcome}: {candidate} − {baseline} = {numbers} over {difference.n} scenarios; {why}"

@@ -271,23 +271,20 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     design = None if unplanned_reason else options.design
     # On a board by model or prompt, a row is silent (without any answer) if all its pairs are.
     answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
-    silent_rows = frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered
+    silent = frozenset(averaged_pair(pair, by) for pair in cells.silent)
+    only_stale = frozenset(averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair))
     rank_options = RankOptions(
         baseline=options.baseline,
         design=design,
         finished_scenarios=cells.finished_scenarios,
-        silent=silent_rows,
+        silent=silent - answered,
+        stale=only_stale - set(matrix.pairs),
     )
     ranking = rank(matrix, rank_options, reference_matrix)
     # If a board by model or prompt has no mean at all, report the scores that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
     missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
-    stale_pairs = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [
-        PairResult(pair=pair, is_ranked=False, estimate=None, adjusted_mean=None, is_stale=True)
-        for pair in sorted(stale_pairs)
-    ]
-    ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
+    ranking = replace(ranking, missing_scores=missing)
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))

@@ -122,14 +122,14 @@ class PairResult:
     p_best: float | None = None  # probability of being the best ranked pair
     to_leader: Difference | None = None  # pair − leader; None for the leader, or without shared scenarios
     to_baseline: Difference | None = None  # pair − baseline
-    is_stale: bool = False  # all its runs are stale; `make_board` adds such pairs
+    is_stale: bool = False  # all its runs are stale
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The result of `rank`. Units are scenarios, or personas if the matrix has means per persona."""
 
-    rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
+    rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others, then stale ones
     leader: Pair | None
     tied: tuple[Pair, ...]  # ranked pairs not significantly different from the leader, then unranked pairs with scores
     # At least two pairs have answers, all of these are ranked, and the leader is significantly better than the others.
@@ -159,7 +159,7 @@ class Ranking:
 
     @cached_property
     def unranked(self) -> tuple[PairResult, ...]:
-        """The unranked pairs that prevent a decision: neither silent nor stale (`make_board` adds stale ones)."""
+        """The unranked pairs that prevent a decision: neither silent nor stale."""
         return tuple(row for row in self.rows if not (row.is_ranked or row.is_stale or row.pair in self.silent))
 
     @cached_property
@@ -183,6 +183,7 @@ class RankOptions:
     design: Design | None = None  # None if no looks are planned
     finished_scenarios: frozenset[str] = frozenset()  # those in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
+    stale: frozenset[Pair] = frozenset()  # pairs whose runs are all stale, so the matrix does not have them
     n_flips: int = N_FLIPS
     n_resamples: int = N_RESAMPLES
 
@@ -236,6 +237,10 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     ranked_rows = _with_ranks([row for row in rows if row.is_ranked], tested_scores, options)
     ranked_rows.sort(key=lambda row: (row.rank or 0, row.pair))
     unranked_rows = sorted((row for row in rows if not row.is_ranked), key=_order_without_rank)
+    stale_rows = [
+        PairResult(pair, is_ranked=False, estimate=None, adjusted_mean=None, is_stale=True)
+        for pair in sorted(options.stale)
+    ]
     # All ranked pairs but the leader: each shares scenarios with it, so it has a difference.
     rivals = {row.pair: row.to_leader for row in ranked_rows if row.to_leader is not None}
     tied = {pair: difference for pair, difference in rivals.items() if not difference.separated}
@@ -247,7 +252,7 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     n_tested = int((look_scenarios & core).sum())
     reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
     ranking = Ranking(
-        rows=(*ranked_rows, *unranked_rows),
+        rows=(*ranked_rows, *unranked_rows, *stale_rows),
         leader=leader_pair,
         tied=(*tied, *too_few_judged),
         decided=bool(rivals) and not undecided_rows and all(difference.worse for difference in rivals.values()),

@@ -266,7 +266,7 @@ class _AllPairs:
         # Without each scenario's mean, the differences of columns are the same, and rounding errors are smaller.
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
-        patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
+        patterns, self._pattern_of_column = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
         self._n_shared = present.T @ present
         cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
@@ -284,9 +284,9 @@ class _AllPairs:
         n_flips = max(min(n_flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
         signs = np.ascontiguousarray(sign_flips(len(values), n_flips).T, dtype=precision)
         centred = centred.astype(precision)
-        all_scenarios = centred.T @ signs
+        sums_over_all = centred.T @ signs
         # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
-        pattern_sums = [all_scenarios - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
+        pattern_sums = [sums_over_all - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
         self._flipped_sums: NDArray[Any] = np.stack(pattern_sums)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._n_shared)
 
@@ -305,11 +305,12 @@ class _AllPairs:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
         sums = self._flipped_sums[:, :, flips]
         n_patterns, k, n_flips = sums.shape
+        pattern = self._pattern_of_column
         largest = np.zeros(n_flips)
         for i in range(k - 1):
             # Sums of column i, over the pattern of each later column; one sum is enough if all patterns are equal.
-            own_sums = sums[0, i] if n_patterns == 1 else sums[self._pattern[i + 1 :], i]
-            r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # flipped sums; made r² in place, to save memory
+            own_sums = sums[0, i] if n_patterns == 1 else sums[pattern[i + 1 :], i]
+            r_squared = own_sums - sums[pattern[i], i + 1 :]  # flipped sums; made r² in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
             largest_of_column = self._statistic(r_squared, self._n_shared[i, i + 1 :, None]).max(axis=0)

@@ -14,8 +14,8 @@ from tipbench.compare.statistics import POWER
 from tipbench.compare.verdict import (
     TIED,
     judging_task,
+    leader_sentence,
     next_look_task,
-    standing_sentence,
     unranked_sentence,
     unusable_text,
 )
@@ -128,7 +128,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         return
     leader = board.ranking.leader
     if leader is None:
-        yield standing_sentence(board)  # why there is no leader
+        yield leader_sentence(board)  # why there is no leader
         return
     standing = _standing(board, leader)
     size = board.sizes.get(leader.model)
@@ -140,7 +140,7 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
     yield f"{_name(board, leader)}: {', '.join(part for part in parts if part)}."
-    yield standing_sentence(board)
+    yield leader_sentence(board)
     if board.ranking.unranked:
         yield unranked_sentence(board)
     yield from _alternatives(board)
@@ -296,7 +296,7 @@ def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
 
 
 def _has_cells(board: Leaderboard) -> bool:
-    """Return whether a row has cells. None has if all are stale, or if no prompt or no model is shared (`by`)."""
+    """Return whether any row has cells. Stale rows have none, nor has any row if no prompt (or model) is shared."""
     return any(standing.n_cells for standing in board.standings)
 
 

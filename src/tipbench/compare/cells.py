@@ -91,20 +91,20 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # the run's metrics, their scores replaced by those that count; empty if none count
-    flags_may_be_corrected: bool = False  # by a judge whose scores do not count, so the run's flags are not used
-    recomputed_flags: Mapping[str, float] = field(default_factory=dict)  # used instead of them; empty if unknown
+    flags_are_uncertain: bool = False  # the run's flags may be corrections by a judge whose scores do not count
+    recomputed_flags: Mapping[str, float] = field(default_factory=dict)  # used instead of uncertain ones, if known
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """`values`; if they are empty, the metrics of the run, with recomputed flags if necessary.
+        """`values`; if they are empty, the metrics of the run, with recomputed flags instead of uncertain ones.
 
         The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
         """
         if self.values:
             return self.values
-        if not self.flags_may_be_corrected:
+        if not self.flags_are_uncertain:
             return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
         return {**without_flags, **self.recomputed_flags}
@@ -227,7 +227,7 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
     if rubric is None:
         return board_cells
     raw_answers: dict[str, str | None] = {}  # by run id; needed only to recompute flags
-    if any(cell.flags_may_be_corrected for cell in board_cells.cells):
+    if any(cell.flags_are_uncertain for cell in board_cells.cells):
         with_raw = store.read(experiment_id, where=where, texts=(RAW,))
         raw_answers = {run.run_id: texts.get(RAW) for run, texts in with_raw}
     cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board_cells.cells)
@@ -237,13 +237,12 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
 def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     """Return the cell with values under the board's rubric.
 
-    A cell floored under another rubric gets this rubric's floor. Flags that other judges may have corrected are
-    recomputed from the raw answer.
+    A cell floored under another rubric gets this rubric's floor. Uncertain flags are recomputed from the raw answer.
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     n_tips_text = cell.run.params.get("n_tips", "")
-    if not cell.flags_may_be_corrected or raw is None or not n_tips_text.isdecimal():
+    if not cell.flags_are_uncertain or raw is None or not n_tips_text.isdecimal():
         return cell
     n_tips = int(n_tips_text)
     answer = parse_answer(raw, n_tips)
@@ -378,7 +377,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, values={}, flags_may_be_corrected=bool(scores.applied))
+        return BoardCell(run, values={}, flags_are_uncertain=bool(scores.applied))
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 

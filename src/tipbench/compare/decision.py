@@ -20,7 +20,7 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, standing_sentence, unranked_sentence
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, leader_sentence, unranked_sentence
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
@@ -81,7 +81,7 @@ class Decision:
         elif state is State.INCOMPLETE:
             sentences.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
         elif state is State.LEADER or result.rank == 1:  # several rows with equal means share the lead
-            sentences.append(standing_sentence(board))
+            sentences.append(leader_sentence(board))
         elif state is State.TIED:
             sentences.append(
                 f"{chosen} does not lead: {leader} does, but the two are {NOT_CLEARLY_DIFFERENT} ({numbers})."

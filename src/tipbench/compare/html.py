@@ -21,7 +21,7 @@ from tipbench.compare.card import summary_card
 from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_map_means, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
-from tipbench.compare.standings import MAX_NAME_CHARS, standings
+from tipbench.compare.standings import MAX_NAME_CHARS, standings_table
 from tipbench.compare.statistics import Unknown
 from tipbench.compare.verdict import WORDING, filter_text
 from tipbench.judge.drift import verdict_words
@@ -66,7 +66,7 @@ def board_context(
     board: Leaderboard, templates: Environment, *, links: Any = None, sort: str | None = None
 ) -> dict[str, Any]:
     """Return the variables of `board/body.html`, except charts and judging. Only the panel has `links` (`BoardUrl`)."""
-    table = standings(board, sort)
+    table = standings_table(board, sort)
     scored = any(standing.result.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
 

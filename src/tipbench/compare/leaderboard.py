@@ -459,7 +459,7 @@ def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Itera
         yield "failed"
     if stale:
         yield "stale"
-    for name in ("truncated", "floored", "foreign_resident"):  # foreign_resident: another client's model was in memory
+    for name in ("truncated", "floored", "foreign_resident"):
         if any(cell.run.tags.get(name) == "true" for cell in cells):
             yield name
 

@@ -81,7 +81,7 @@ class Table:
         return "descending" if self.sort == f"-{column.key}" else None
 
 
-def standings(board: Leaderboard, sort: str | None = None) -> Table:
+def standings_table(board: Leaderboard, sort: str | None = None) -> Table:
     """Return the table of a board, with references last. An unknown `sort` keeps the order of the board."""
     columns = tuple(_columns(board))
     keys = [column.key for column in columns]

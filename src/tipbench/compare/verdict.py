@@ -27,7 +27,7 @@ _MIN_CHANCE = 0.05  # a smaller chance to decide is not shown as a number
 
 def verdict_text(board: Leaderboard) -> str:
     """Return the verdict. It never calls a tied row worse: the leader has the highest mean, perhaps only by chance."""
-    sentences = [standing_sentence(board)]
+    sentences = [leader_sentence(board)]
     if board.ranking.leader is not None:
         sentences += _qualifications(board)
     duels = board.duels
@@ -63,7 +63,7 @@ def _qualifications(board: Leaderboard) -> Iterator[str]:
     higher = [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]
     if higher:
         yield f"Not ranked, but ahead of the leader in the scenarios that both have: {join_names(higher, _MAX_NAMES)}."
-    if ranking.silent and not ranking.decided:  # if decided, `standing_sentence` counts them
+    if ranking.silent and not ranking.decided:  # if decided, `leader_sentence` counts them
         yield f"{plural(len(ranking.silent), board.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
     if board.judges and not board.provisional:
         yield f"Judged by {join_names(board.judges, _MAX_NAMES)}."
@@ -74,7 +74,7 @@ def _qualifications(board: Leaderboard) -> Iterator[str]:
         yield f"{'; '.join(sentences[:_MAX_NAMES])}."
 
 
-def standing_sentence(board: Leaderboard) -> str:
+def leader_sentence(board: Leaderboard) -> str:
     """Return the sentence naming the leader and the rows tied with it, or why there is no leader."""
     ranking = board.ranking
     leader, look = ranking.leader, ranking.look

@@ -338,9 +338,8 @@ def _differences(
 ) -> dict[Pair, Difference | None]:
     """Return pair − `other` for all pairs but `other`. Only ranked pairs are tested, as one family over `scenarios`."""
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
-    masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    masked_other, masked_family = masked[:, 0], masked[:, 1:]
-    differences = simultaneous_differences(masked_family, masked_other, options.level, n_flips=options.n_flips)
+    tested_values = np.where(scenarios[:, None], matrix.values[:, family], np.nan)
+    differences = simultaneous_differences(tested_values, other_values, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     # A pair is a column of the matrix, but a row of the board, hence `row`.
     return {
@@ -446,7 +445,10 @@ def _scenarios_needed(tied: Mapping[Pair, Difference], shrinkage: float, level: 
 
 
 def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage: float) -> NextLook | None:
-    """Return the next look, if one can decide. Its conditional power is the lowest over all pairs but the leader."""
+    """Return the next look that may decide; None if the board is decided, or if no such look is left.
+
+    Its power is the lowest conditional power over all pairs but the leader.
+    """
     n_reached = ranking.look.number if ranking.look else 0
     least = least_scenarios(design.level)
     if ranking.decided or n_reached == len(design.looks) or design.looks[-1] < least:

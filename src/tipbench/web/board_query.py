@@ -443,7 +443,7 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if first_scored is None:
         return None
-    if board.ranking.leader is None or not first_scored.result.ranked:
+    if board.ranking.leader is None or not first_scored.result.is_ranked:
         return OtherRow(first_scored, "next row", difference=None)
     return OtherRow(first_scored, "runner-up", _negated(first_scored.result.to_leader))
 
@@ -508,7 +508,7 @@ def _row_results(
         for answer in each.answers:
             if answer.pair in pairs:
                 answers[each.scenario].append(answer)
-    matrix = board.references_matrix if row in board.references_matrix.pairs else board.matrix
+    matrix = board.reference_matrix if row in board.reference_matrix.pairs else board.matrix
     column = matrix.column(row)
     composites: dict[str, float] = {}  # by judged scenario
     if column is not None:

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -94,34 +94,35 @@ class Collector:
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
                 self._totals_by_pair.add(run)
-        try:
-            with self._writers:
+        with closing(self._journal), self._writers:
+            if self._plan.refused:
                 now_ms = int(time.time() * 1000)
-                if self._plan.refused:
-                    self._journal.append(
-                        [refused_run(model, reason, now_ms) for model, reason in self._plan.refused.items()]
-                    )
-                for model, reason in self._plan.refused.items():
-                    self._observer(Refused(model, reason))
-                try:
-                    self._generate_all()
-                except BaseException:
-                    try:
-                        self._record_collection("interrupted")
-                        self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
-                    except TipbenchError as exc:  # the next collect records what is left in the journal
-                        self._observer(Message(str(exc), warning=True))
-                    raise
-                self._record_collection("complete" if not self._failures else "with failures")
-                self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
-            self._supersede_concurrent_duplicates()
-        finally:
-            self._journal.close()
+                self._journal.append(
+                    [refused_run(model, reason, now_ms) for model, reason in self._plan.refused.items()]
+                )
+            for model, reason in self._plan.refused.items():
+                self._observer(Refused(model, reason))
+            try:
+                self._generate_all()
+            except BaseException:
+                self._save_after_error()
+                raise
+            self._record_collection("complete" if not self._failures else "with failures")
+            self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
+        self._supersede_concurrent_duplicates()
         summary = self._summary()
         if summary.evidence is not None:
             self._observer(summary.evidence)
         self._observer(summary.event())
         return summary
+
+    def _save_after_error(self) -> None:
+        """Record what is finished, for at most `_FLUSH_S`. The next collect records what is left in the journal."""
+        try:
+            self._record_collection("interrupted")
+            self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
 
     def _generate_all(self) -> None:
         """Generate the missing cells of each model; only one model is in memory at a time."""

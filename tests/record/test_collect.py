@@ -40,7 +40,7 @@ from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
 from tipbench.record.journal import count_unstored
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.plan_check import plan_json, read_recorded
+from tipbench.record.plan import plan_json, read_recorded
 from tipbench.record.reader import current_runs
 from tipbench.record.run import NewRun, RunChange
 from tipbench.record.store import MemoryStore

@@ -166,8 +166,8 @@ def test_links_use_the_public_address_if_there_is_one(mlflow_url: str) -> None:
 
 
 def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow, "PAGE", 2)
-    monkeypatch.setattr(mlflow, "EXPERIMENTS_PAGE", 1)
+    monkeypatch.setattr(mlflow, "RUNS_PER_PAGE", 2)
+    monkeypatch.setattr(mlflow, "EXPERIMENTS_PER_PAGE", 1)
     experiment = an_experiment(store)
     ids = {store.record(experiment, a_run(cell_key=str(number), start_ms=number)) for number in range(5)}
     assert {run.run_id for run in store.search(experiment, where={"kind": "cell"})} == ids

@@ -14,7 +14,7 @@ from tipbench.settings import Settings
 from tipbench.text import duration, file_size, parameter_count, plural
 
 if TYPE_CHECKING:
-    from tipbench.record.plan_check import Plan
+    from tipbench.record.plan import Plan
 
 
 @with_collect_options
@@ -32,7 +32,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
       tipbench plan --models llama3.2:3b,gemma3:4b --suite tips-32 --json
     """
     from tipbench.generate.engine import refusal_error
-    from tipbench.record.plan_check import plan_json
+    from tipbench.record.plan import plan_json
     from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
     planned, warnings = plan_collect(

@@ -45,7 +45,7 @@ from tipbench.record.events import (
 from tipbench.record.generation import Block, Generated, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
-from tipbench.record.plan_check import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.plan import Plan, Recorded, make_plan, read_recorded
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunChange, RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
@@ -250,13 +250,13 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class TrackingStore:
-    """A connection to MLflow."""
+class OpenMlflow:
+    """An open connection to MLflow."""
 
     store: RunStore
-    identity: str  # part of the names of journals and locks
-    description: str  # how the server was found or started, for users
-    url: str = ""  # without user name and password
+    identity: str  # see `MlflowServer.identity`
+    description: str  # the server's address and how it was found, for messages
+    url: str = ""  # without a login
     close: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
@@ -271,7 +271,7 @@ class CollectEnvironment:
     """Dependencies of a collect."""
 
     home: Path
-    open_mlflow: Callable[[], TrackingStore]  # called after the models are accepted
+    open_mlflow: Callable[[], OpenMlflow]  # called after the models are accepted
     free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 
@@ -293,14 +293,14 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
         facts, refused = _read_facts(engines, config, environment)
-        tracking = environment.open_mlflow()
-        stack.callback(tracking.close)
-        environment.message(f"MLflow: {tracking.description}")
+        mlflow = environment.open_mlflow()
+        stack.callback(mlflow.close)
+        environment.message(f"MLflow: {mlflow.description}")
         # A server's lock ensures that it has only one model in memory. A model's lock prevents two collects on
         # different servers from generating the same cells. All collects acquire the locks in the same order, which
         # prevents deadlocks.
         locks = [server_locks[name] for name in sorted(server_locks)] + [
-            ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
+            ResourceLock(environment.home, f"{model} for {config.experiment} at {mlflow.identity}", purpose)
             for model in sorted(facts)
         ]
         waited = False
@@ -314,22 +314,22 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         def retry_mlflow(action: Callable[[], _Result]) -> _Result:
             return retry_while_unavailable(action, "MLflow", config.server_wait_s, environment.observer)
 
-        experiment = retry_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
-        folder = journal_folder(environment.home, tracking.identity, config.experiment)
-        drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
+        experiment = retry_mlflow(lambda: mlflow.store.ensure_experiment(config.experiment))
+        folder = journal_folder(environment.home, mlflow.identity, config.experiment)
+        drain_orphaned(mlflow.store, experiment, folder, environment.observer, config.server_wait_s)
         recorded = Recorded()
         if not experiment.created:
             recorded = retry_mlflow(
-                lambda: read_recorded(tracking.store, experiment.experiment_id, conditions_of(config, suite))
+                lambda: read_recorded(mlflow.store, experiment.experiment_id, conditions_of(config, suite))
             )
         with suppress(MlflowUnavailable, MlflowError):
-            supersede_duplicates(tracking.store, experiment, recorded, environment.observer)
+            supersede_duplicates(mlflow.store, experiment, recorded, environment.observer)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
         with suppress(MlflowUnavailable):  # the collect goes on; the next one records the design
-            record_design(tracking.store, experiment, plan, environment.observer)
+            record_design(mlflow.store, experiment, plan, environment.observer)
         for alias, model in plan.aliases.items():
             environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
-        return Collector(plan, engines, tracking.store, experiment, Journal(folder), environment.observer).run()
+        return Collector(plan, engines, mlflow.store, experiment, Journal(folder), environment.observer).run()
 
 
 def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:

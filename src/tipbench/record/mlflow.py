@@ -25,8 +25,8 @@ from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment
 from tipbench.record.texts import check_key, from_tags, tags_of, unneeded_tags
 
-PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
-EXPERIMENTS_PAGE = 1000
+RUNS_PER_PAGE = 250  # as fast as larger pages, and about 6 MB
+EXPERIMENTS_PER_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # timeout of the search for a server
 _TOKEN_AT_END = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')
@@ -107,7 +107,7 @@ class MlflowStore:
         return replace(self._parse_experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
-        body = {"max_results": EXPERIMENTS_PAGE}
+        body = {"max_results": EXPERIMENTS_PER_PAGE}
         return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
@@ -156,7 +156,7 @@ class MlflowStore:
             "experiment_ids": [experiment_id],
             "filter": wire.mlflow_filter(where, include_half_written=include_half_written),
             "order_by": ["attributes.start_time DESC"],
-            "max_results": PAGE if limit is None else min(limit, PAGE),
+            "max_results": RUNS_PER_PAGE if limit is None else min(limit, RUNS_PER_PAGE),
         }
         # With a limit, a further page may not be needed, so none is requested ahead.
         pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
@@ -321,25 +321,25 @@ def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token:
 
 
 @dataclass(frozen=True)
-class Tracking:
-    """An MLflow tracking server."""
+class MlflowServer:
+    """Address of an MLflow tracking server."""
 
     url: str  # may contain a login; never print it
-    identity: str  # part of the names of journals and locks; does not change with the port of the local server
+    identity: str  # part of the names of journals and locks; that of the local server does not depend on its port
     description: str  # for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 
-def find_tracking(
+def find_mlflow(
     url: str | None,
     home: Path,
     *,
     start: bool,
     report: Callable[[str], None],
-    usual: tuple[str, ...] = USUAL_URLS,
-) -> Tracking:
-    """Return the server to use: the one at `url`, else a server that responds at a `usual` URL, else the local one.
+    usual_urls: tuple[str, ...] = USUAL_URLS,
+) -> MlflowServer:
+    """Return the server at `url`. Without `url`, return one that responds at a usual URL, else the local one.
 
-    With `start`, the local server is started if no server responds; otherwise raises LocalMlflowError.
+    If the local one is not running, it is started with `start`; otherwise LocalMlflowError is raised.
     """
     local = LocalMlflow(home)
     local_identity = f"local:{home.resolve()}"
@@ -350,31 +350,31 @@ def find_tracking(
             if is_local and not status.running:
                 is_local = not http.is_mlflow()  # an MLflow that responds is another one, on the stopped one's port
             if is_local:
-                return Tracking(url, local_identity, f"local MLflow at {http.url}")
-            return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
+                return MlflowServer(url, local_identity, f"local MLflow at {http.url}")
+            return MlflowServer(url, canonical_url(http.url), f"MLflow at {http.url}")
     deadline = time.monotonic() + PROBE_S
-    for usual_url in usual:
+    for usual_url in usual_urls:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             break
         with closing(MlflowHttp(usual_url, timeout_s=remaining_s)) as http:
             if http.is_mlflow():
                 description = f"MLflow at {usual_url} (found on the usual port)"
-                return Tracking(usual_url, canonical_url(usual_url), description)
+                return MlflowServer(usual_url, canonical_url(usual_url), description)
     status = local.status()
     if status.healthy and status.url is not None:
-        return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
+        return MlflowServer(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
-        usual_place = usual[0] if usual else "its usual port"
+        usual_place = usual_urls[0] if usual_urls else "its usual port"
         raise LocalMlflowError(
             f"No MLflow responds on {usual_place}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     local_url = local.up(report=report)
-    return Tracking(local_url, local_identity, f"local MLflow at {local_url} (started by tipbench)")
+    return MlflowServer(local_url, local_identity, f"local MLflow at {local_url} (started by tipbench)")
 
 
 def default_servers(home: Path) -> tuple[str, ...]:
-    """Return the URLs of the servers that `find_tracking` may choose if it gets no URL."""
+    """Return the URLs of the servers that `find_mlflow` may choose if it gets no URL."""
     local_url = LocalMlflow(home).status().url
     return (*USUAL_URLS, local_url) if local_url else USUAL_URLS

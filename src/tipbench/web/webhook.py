@@ -23,8 +23,8 @@ from tipbench.http import async_http_client, is_http_url, is_loopback
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
-from tipbench.record.collect import TrackingStore
-from tipbench.record.mlflow import find_tracking
+from tipbench.record.collect import OpenMlflow
+from tipbench.record.mlflow import find_mlflow
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
@@ -437,7 +437,7 @@ class WebhookWatcher:
         self,
         store: WebhookStore,
         jobs: JobStore,
-        open_mlflow: Callable[[], TrackingStore],
+        open_mlflow: Callable[[], OpenMlflow],
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
@@ -469,10 +469,10 @@ class WebhookWatcher:
         self._next_check_at = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
-            tracking = self._open_mlflow()
-            for experiment in tracking.store.experiments():
+            mlflow = self._open_mlflow()
+            for experiment in mlflow.store.experiments():
                 try:
-                    self._check_experiment(tracking, experiment)
+                    self._check_experiment(mlflow, experiment)
                 except MlflowUnavailable:
                     raise
                 except TipbenchError as exc:
@@ -489,14 +489,14 @@ class WebhookWatcher:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check_experiment(self, tracking: TrackingStore, experiment: Experiment) -> None:
+    def _check_experiment(self, mlflow: OpenMlflow, experiment: Experiment) -> None:
         try:
             check_experiment_name(experiment.name)
         except ValueError:
             return  # not an experiment of tipbench
         if experiment.name in self._collecting:
             return  # all cells are reported together when the job ends
-        experiment_key = (tracking.identity, experiment.experiment_id)
+        experiment_key = (mlflow.identity, experiment.experiment_id)
         current = revision(experiment) or ""
         if self._store.revision(experiment_key) == current:
             self._changing.pop(experiment_key, None)
@@ -511,7 +511,7 @@ class WebhookWatcher:
         if experiment.name not in self._collected and not is_settled:
             return
         self._changing.pop(experiment_key, None)
-        runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
+        runs = search_cells(mlflow.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in runs}
         new = pending - self._store.reported(experiment_key)
         counts = {"pending": len(pending), "new": len(new)}
@@ -612,14 +612,14 @@ def make_webhook(options: WebhookOptions, panel: Panel, database: Database, *, c
     """Create the webhook of a panel.
 
     With `check_mlflow`, the watcher's check for pending cells fails if MLflow is not running. Without it, the watcher
-    just calls `panel.mlflow.open`: for a panel with a tracking store passed in, which needs no MLflow.
+    just calls `panel.mlflow.open`: for a panel with a store passed in, which needs no MLflow.
     """
 
-    def open_mlflow() -> TrackingStore:
+    def open_mlflow() -> OpenMlflow:
         if check_mlflow:
             # Called to raise if no MLflow is found: open() would start the local one, which may have been stopped on
             # purpose.
-            find_tracking(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
+            find_mlflow(panel.settings.get("mlflow_url"), panel.settings.home, start=False, report=log.debug)
         return panel.mlflow.open()
 
     store = WebhookStore(database, options.receiver)

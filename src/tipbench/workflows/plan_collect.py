@@ -15,9 +15,9 @@ from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
 from tipbench.plan.grid import conditions_of
 from tipbench.plan.suite import Suite
-from tipbench.record.collect import TrackingStore, dry_run
+from tipbench.record.collect import OpenMlflow, dry_run
 from tipbench.record.journal import journal_folder, journalled_keys
-from tipbench.record.plan_check import Plan, Recorded, read_recorded
+from tipbench.record.plan import Plan, Recorded, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
@@ -27,7 +27,7 @@ SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_collect(
-    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[TrackingStore]]
+    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[OpenMlflow]]
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a collect and its warnings, without generating or writing anything.
 
@@ -37,14 +37,14 @@ def plan_collect(
 
     def load_recorded(suite: Suite) -> Recorded:
         try:
-            with open_mlflow() as tracking:
-                folder = journal_folder(home, tracking.identity, config.experiment)
+            with open_mlflow() as mlflow:
+                folder = journal_folder(home, mlflow.identity, config.experiment)
                 journalled = frozenset(journalled_keys(folder))
-                experiment = tracking.store.experiment(config.experiment)
+                experiment = mlflow.store.experiment(config.experiment)
                 if experiment is None:
                     return Recorded(journalled=journalled)
                 conditions = conditions_of(config, suite)
-                recorded = read_recorded(tracking.store, experiment.experiment_id, conditions)
+                recorded = read_recorded(mlflow.store, experiment.experiment_id, conditions)
                 return replace(recorded, journalled=journalled)
         except NotEnoughData:  # there is no MLflow server and no stored data
             return Recorded()

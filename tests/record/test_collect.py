@@ -400,7 +400,7 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
         lambda suite: read_recorded(bench.store, experiment, conditions_of(config, suite)),
         lambda _model: FreeMemory(),
     )
-    assert (len(plan.missing), plan.stale) == (12, 12)
+    assert (len(plan.missing), plan.n_stale) == (12, 12)
     assert plan_json(plan)["stale"] == 12
 
 

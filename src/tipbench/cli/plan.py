@@ -94,9 +94,9 @@ def _print_plan(planned: Plan) -> None:
         print(f"\n{cells}, all recorded; nothing to generate")
     if n_journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
         print(f"{plural(n_journalled, 'finished cell')} in the journal: the next collect records them first")
-    if planned.stale:
+    if planned.n_stale:
         print(
-            f"{plural(planned.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
+            f"{plural(planned.n_stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
         )
 
 

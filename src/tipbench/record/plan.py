@@ -99,17 +99,14 @@ class Plan:
         return [warning for warning in warnings if warning is not None]
 
     @property
-    def stale(self) -> int:
+    def n_stale(self) -> int:
         """Number of runs with a planned cell's names, but another key: weights, prompt or scenario changed since."""
         keys = {planned.key for planned in self.cells}
         planned_cells = [planned.cell for planned in self.cells]
         names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}
-        n_stale = 0
-        for key, run in self.recorded.finished.items():
-            run_names = tuple(run.params.get(name, "") for name in ("model", "prompt_version", "scenario", "repeat"))
-            if key not in keys and run_names in names:
-                n_stale += 1
-        return n_stale
+        unplanned_runs = [run for key, run in self.recorded.finished.items() if key not in keys]
+        params = ("model", "prompt_version", "scenario", "repeat")
+        return sum(tuple(run.params.get(param, "") for param in params) in names for run in unplanned_runs)
 
     @property
     def seconds(self) -> float | None:
@@ -194,7 +191,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "recorded": len(plan.cells) - len(plan.missing),
         "to_generate": len(plan.missing),
         "journalled": sum(cell.key in plan.recorded.journalled for cell in plan.cells),
-        "stale": plan.stale,
+        "stale": plan.n_stale,
         "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
         "seconds": plan.seconds,
         "models": [vars(model) for model in plan.models],

@@ -123,7 +123,7 @@ _NAMES_AND_HASHES: tuple[tuple[_GetField, _GetField], ...] = (
 )
 
 
-def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
+def newest_answered_run(runs: Iterable[StoredRun]) -> StoredRun:
     """Return the newest run with an answer; if all runs failed, the newest run."""
     return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
 
@@ -142,7 +142,7 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
         for group in groups.values():
             if len({get_hash(run) for run in group}) == 1:
                 continue
-            newest = newest_run(group)
+            newest = newest_answered_run(group)
             for run in group:
                 failed_later = _failed(run) and run.start_ms > newest.start_ms
                 if get_hash(run) != get_hash(newest) and not failed_later:

@@ -21,7 +21,7 @@ from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
-from tipbench.record.reader import FILTERS, current_runs, newest_run
+from tipbench.record.reader import FILTERS, current_runs, newest_answered_run
 from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
@@ -482,7 +482,7 @@ def _comparisons(
     for each in scenario_answers:
         # A cell that failed after the scenario's content changed is on the board with the new content, beside answers
         # to the old content. The card of the newest answer is shown; if all cells failed, that of the newest run.
-        newest = newest_run(runs[each.scenario])
+        newest = newest_answered_run(runs[each.scenario])
         if any(answer.run_id == newest.run_id for answer in each.answers):
             cards[each.scenario] = each.card
     for scenario, own_result in own_results.items():

@@ -30,7 +30,6 @@ from tipbench.generate.engine import (
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
 from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
-from tipbench.plan.suite import Suite
 from tipbench.record.cell_run import RunContext, cell_run
 from tipbench.record.events import (
     BlockFinished,
@@ -351,22 +350,6 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
             observer(Message(text, warning=True))
         return
     store.tag_experiment(experiment.experiment_id, design_tags(design))
-
-
-def dry_run(
-    config: CollectConfig,
-    home: Path,
-    load_recorded: Callable[[Suite], Recorded],
-    free_memory: Callable[[str], FreeMemory],
-) -> Plan:
-    """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
-    suite = suite_for(config)
-    engines = build_engines(config.model_names, EngineDependencies(config, home, report=lambda _text: None))
-    try:
-        facts, refused = model_facts(engines, config)
-    finally:
-        close_engines(engines, report=lambda _text: None)
-    return make_plan(suite, config, facts, refused, load_recorded(suite), free_memory)
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:

@@ -160,7 +160,7 @@ def test_a_prefix_is_part_of_every_address(scripted: Scripted) -> None:
 
 
 def test_links_use_the_public_address_if_there_is_one(mlflow_url: str) -> None:
-    with MlflowStore(mlflow_url, pages_url="https://mlflow.example/") as store:
+    with MlflowStore(mlflow_url, public_url="https://mlflow.example/") as store:
         experiment = store.ensure_experiment("tip-bench-elsewhere")
         assert experiment.url == f"https://mlflow.example/#/experiments/{experiment.experiment_id}/runs"
 

@@ -44,7 +44,7 @@ from tipbench.record.events import (
 from tipbench.record.generation import Block, Generated, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
-from tipbench.record.plan import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunChange, RunKind, RunState
 from tipbench.record.store import Experiment, RunStore
@@ -304,8 +304,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         ]
         waited = False
         for lock in locks:
-            had_to_wait = lock.acquire(wait=config.wait, report=environment.message)
-            waited = waited or had_to_wait
+            waited |= lock.acquire(wait=config.wait, report=environment.message)
             stack.callback(lock.release)
         if waited:
             facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
@@ -316,7 +315,7 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         experiment = retry_mlflow(lambda: mlflow.store.ensure_experiment(config.experiment))
         folder = journal_folder(environment.home, mlflow.identity, config.experiment)
         drain_orphaned(mlflow.store, experiment, folder, environment.observer, config.server_wait_s)
-        recorded = Recorded()
+        recorded = RecordedCells()
         if not experiment.created:
             recorded = retry_mlflow(
                 lambda: read_recorded(mlflow.store, experiment.experiment_id, conditions_of(config, suite))
@@ -340,11 +339,8 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
             text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
             observer(Message(text, warning=True))
         return
-    has_scores = False
-    if not experiment.created:
-        judged = search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
-        has_scores = any(run.tags.get("floored") != "true" for run in judged)  # floored answers need no judge
-    if has_scores:
+    judged = [] if experiment.created else search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
+    if any(run.tags.get("floored") != "true" for run in judged):  # floored answers need no judge
         if recorded_design is not None:
             text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
             observer(Message(text, warning=True))
@@ -371,7 +367,7 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
             journal.close()
 
 
-def supersede_duplicates(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
+def supersede_duplicates(store: RunStore, experiment: Experiment, recorded: RecordedCells, observer: Observer) -> None:
     """Tag duplicate runs, the surplus finished runs of a cell, as superseded.
 
     An error is harmless: readers ignore duplicates, and the next collect supersedes them.

@@ -76,7 +76,7 @@ class _FileUnavailable(JournalError):
     """Another process has locked or removed the file."""
 
 
-def put_line(run: NewRun) -> bytes:
+def result_line(run: NewRun) -> bytes:
     """Return the line of a result. The kind of run comes first: benchmarks/process.py relies on it."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
@@ -179,7 +179,7 @@ class Journal:
 
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results and sync the file. If it raises, none of them is saved."""
-        lines = [put_line(run) for run in runs]
+        lines = [result_line(run) for run in runs]
         with self._lock, _convert_os_errors("written", self.path):
             end = start = self._end_offset()
             entries = []

@@ -48,7 +48,7 @@ class MlflowStore:
         password: str | None = None,
         token: str | None = None,
         host_header: str | None = None,  # sent instead of the host of `url`
-        pages_url: str | None = None,  # URL of MLflow for browsers, if it is not `url`
+        public_url: str | None = None,  # URL of MLflow for browsers, if it is not `url`
     ) -> None:
         self._http = MlflowHttp(
             url,
@@ -60,7 +60,7 @@ class MlflowStore:
             host_header=host_header,
         )
         self.url = self._http.url
-        self._pages_url = (pages_url or self.url).rstrip("/")
+        self._public_url = (public_url or self.url).rstrip("/")
 
     def close(self) -> None:
         """Close the connections."""
@@ -75,7 +75,7 @@ class MlflowStore:
     def experiment_url(self, experiment_id: str) -> str:
         """Return the URL of the experiment's runs in MLflow."""
         # Without /runs, MLflow 3.17 opens a page about traces, for any value of the tag mlflow.experimentKind.
-        return f"{self._pages_url}/#/experiments/{experiment_id}/runs"
+        return f"{self._public_url}/#/experiments/{experiment_id}/runs"
 
     def experiment(self, name: str) -> Experiment | None:
         raw = self._experiment_json(name)
@@ -213,7 +213,7 @@ class MlflowStore:
         return self._parse(response, lambda raw: dict(raw["experiment"]))
 
     def _parse_experiment(self, raw: wire.Json) -> Experiment:
-        experiment_id, name, tags = self._parse(raw, wire.experiment_facts)
+        experiment_id, name, tags = self._parse(raw, wire.parse_experiment)
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], *, half_written_id: str | None) -> str:

@@ -325,7 +325,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
     return run, text_tags
 
 
-def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
+def parse_experiment(raw: Json) -> tuple[str, str, dict[str, str]]:
     """Return the id, name and tags of an experiment in a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_key_values(raw.get("tags", ())))
 

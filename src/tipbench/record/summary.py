@@ -124,8 +124,11 @@ def collection_run(
             "residency_largest_gap_s": evidence.largest_gap_s,
             "handovers": evidence.handovers,
         }
-        tags |= {"evidence": evidence.sentence(), "foreign_models": ", ".join(evidence.foreign)[:_MAX_TAG_CHARS]}
-        tags["mlflow.note.content"] = evidence.sentence()
+        tags |= {
+            "evidence": evidence.sentence(),
+            "foreign_models": ", ".join(evidence.foreign)[:_MAX_TAG_CHARS],
+            "mlflow.note.content": evidence.sentence(),
+        }
         texts["artifact:evidence.json"] = json.dumps(asdict(evidence), indent=1)
     return NewRun(
         kind=RunKind.COLLECTION,

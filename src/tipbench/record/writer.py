@@ -25,7 +25,7 @@ _POLL_S = 0.2
 
 
 class Writers:
-    """Sends a journal to an experiment. A context manager: leaving it stops the threads and keeps the journal."""
+    """Sends the results in a journal to an experiment, in threads that run while the context manager is open."""
 
     def __init__(
         self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
@@ -147,11 +147,11 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Retry a result after a server error (5xx), or skip it.
+        """Retry the result after a server error (5xx), skip it if MLflow rejects it (400), otherwise raise `exc`.
 
-        Skip it if MLflow rejects it (400). After many server errors, skip it when draining, or if other results were
-        stored meanwhile. Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped
-        result stays in the journal; when draining, a rejected one is moved to another file.
+        After many server errors, the result is skipped if MLflow stores others, or when draining. After several
+        rejections in a row, `exc` is raised. A skipped result stays in the journal; when draining, a rejected one is
+        moved to another file.
         """
         if exc.status >= 500:
             with self._lock:

@@ -37,6 +37,14 @@ class MlflowAccess:
     public_url: str | None = None  # of the configured server, for browsers
     host_header: str | None = None
 
+    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
+        """Open the server that `find` returns, to read from it."""
+        return self.connect(self.find(url, report=report))
+
+    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
+        """Open the server to record to. Like `open`, but starts the local server also if it has no data."""
+        return self.connect(find_mlflow(url or self.url, self.home, start=True, report=report))
+
     def find(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowServer:
         """Return the server to read from: `url`, else the configured one, one on the usual port, or the local one.
 
@@ -56,7 +64,7 @@ class MlflowAccess:
 
     def connect(self, server: MlflowServer) -> OpenMlflow:
         """Open a connection to the server."""
-        store = MlflowStore(server.url, pages_url=self.pages_of(server.url), **self.login(server.url))
+        store = MlflowStore(server.url, public_url=self.public_url_of(server.url), **self.login(server.url))
         return OpenMlflow(
             store,
             identity=server.identity,
@@ -84,7 +92,7 @@ class MlflowAccess:
             return {}
         return {"username": self.username, "password": self.password, "token": self.token, "host_header": host}
 
-    def pages_of(self, url: str) -> str | None:
+    def public_url_of(self, url: str) -> str | None:
         """Return the public URL of the server at `url`, or None. Raises UsageError if the public URL is invalid."""
         public = self.public_url
         if not public or not self._is_configured_server(url):
@@ -100,14 +108,6 @@ class MlflowAccess:
     def _is_configured_server(self, url: str) -> bool:
         configured = self.url or ""
         return is_http_url(configured) and is_http_url(url) and canonical_url(configured) == canonical_url(url)
-
-    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
-        """Open the server to read from; see `find`."""
-        return self.connect(self.find(url, report=report))
-
-    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
-        """Open the server to record to: as for `find`, but start the local one if there is none, even without data."""
-        return self.connect(find_mlflow(url or self.url, self.home, start=True, report=report))
 
 
 def existing_experiment(store: MlflowStore, name: str) -> Experiment:

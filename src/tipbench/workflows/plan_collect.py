@@ -23,7 +23,7 @@ from tipbench.plan.design import MIN_SCENARIOS, make_design
 from tipbench.plan.grid import conditions_of, suite_for
 from tipbench.record.collect import OpenMlflow
 from tipbench.record.journal import journal_folder, journalled_keys
-from tipbench.record.plan import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
@@ -45,7 +45,7 @@ def plan_collect(
         facts, refused = model_facts(engines, config)
     finally:
         close_engines(engines, report=lambda _text: None)
-    recorded = Recorded()
+    recorded = RecordedCells()
     warnings: list[str] = []
     try:
         with open_mlflow() as mlflow:

@@ -56,8 +56,8 @@ def main() -> int:
         port = _check_and_lock(home, venv, options.port, lock)
         environment = airflow_environment(home, venv, options.dags.resolve(), port)
         file = home / "passwords.json"
-        stored: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        passwords = {name: stored.get(name) or secrets.token_urlsafe(18) for name in USERS}
+        stored_passwords: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        passwords = {name: stored_passwords.get(name) or secrets.token_urlsafe(18) for name in USERS}
         _write_privately(file, json.dumps(passwords))
         try:
             _set_up(environment)

@@ -30,7 +30,7 @@ from tipbench.generate.engine import (
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
 from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
-from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.cell_run import CollectContext, cell_run
 from tipbench.record.events import (
     BlockFinished,
     BlockStarted,
@@ -41,7 +41,7 @@ from tipbench.record.events import (
     Resumed,
     Waiting,
 )
-from tipbench.record.generation import Block, Generated, Pause
+from tipbench.record.generation import Block, GeneratedCell, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
@@ -72,7 +72,7 @@ class Collector:
         observer: Observer,
     ) -> None:
         self._plan = plan
-        self._context = RunContext(plan.config, plan.suite, collection_id=uuid.uuid4().hex)
+        self._context = CollectContext(plan.config, plan.suite, collection_id=uuid.uuid4().hex)
         self._engines = engines
         self._experiment = experiment
         self._journal = journal
@@ -165,7 +165,7 @@ class Collector:
                 return
         raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
-    def _save(self, generated_cells: list[Generated]) -> None:
+    def _save(self, generated_cells: list[GeneratedCell]) -> None:
         runs = [
             cell_run(
                 self._context,

@@ -22,7 +22,7 @@ _MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures to l
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedCell:
     """A cell and its result."""
 
     planned: PlannedCell
@@ -79,7 +79,7 @@ class Block:
         self._cancel = cancel
         self._unassigned_cells = iter(cells)
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[GeneratedCell | BaseException] = queue.SimpleQueue()
         self._skip_result: EngineFailure | None = None  # the result of all remaining cells, if set
         self._load_failures = 0
         self._threads = [
@@ -87,13 +87,13 @@ class Block:
             for n in range(min(config.workers, len(cells)))
         ]
 
-    def run(self, save: Callable[[list[Generated]], None]) -> None:
+    def run(self, save: Callable[[list[GeneratedCell]], None]) -> None:
         """Generate all cells and pass the results to `save` in batches.
 
         An exception of a worker is raised here. On any exception, the workers are stopped and finished answers are
         saved before it is raised.
         """
-        batch: list[Generated] = []
+        batch: list[GeneratedCell] = []
         try:
             for thread in self._threads:
                 thread.start()
@@ -112,7 +112,7 @@ class Block:
                 save(finished)
             raise
 
-    def _stop(self) -> list[Generated]:
+    def _stop(self) -> list[GeneratedCell]:
         """Cancel the running calls and return complete answers that are not saved yet.
 
         Failures are left out: the next collect generates these cells again anyway.
@@ -126,11 +126,11 @@ class Block:
         finished = []
         while not self._results.empty():
             item = self._results.get()
-            if isinstance(item, Generated) and isinstance(item.result, Completion):
+            if isinstance(item, GeneratedCell) and isinstance(item.result, Completion):
                 finished.append(item)
         return finished
 
-    def _next_result(self) -> Generated:
+    def _next_result(self) -> GeneratedCell:
         item = self._results.get()
         if isinstance(item, BaseException):
             raise item
@@ -152,7 +152,7 @@ class Block:
                     continue
                 self._skip_rest_if_unusable(result)
                 foreign_resident = self._engine.foreign_between(start, time.monotonic())
-                self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign_resident))
+                self._results.put(GeneratedCell(planned, result, start_ms, _now_ms(), foreign_resident))
         except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `run` raises it in the main thread
             self._results.put(exc)
 

@@ -29,7 +29,7 @@ class CellCounts:
     failed: int
 
 
-def experiments(store: RunStore) -> list[Experiment]:
+def list_experiments(store: RunStore) -> list[Experiment]:
     """Return tipbench's experiments, sorted by name."""
     selected = (experiment for experiment in store.experiments() if experiment.name.startswith(EXPERIMENT_PREFIX))
     return sorted(selected, key=lambda experiment: experiment.name)

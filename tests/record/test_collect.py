@@ -35,10 +35,9 @@ from tipbench.judge.material import read_cells
 from tipbench.plan.design import Design, make_design, read_design
 from tipbench.plan.suite import load_suite
 from tipbench.record import journal, mlflow_http, writer
-from tipbench.record.collect import OpenMlflow
 from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
 from tipbench.record.journal import count_unstored
-from tipbench.record.mlflow import MlflowStore
+from tipbench.record.mlflow import MlflowStore, OpenMlflow
 from tipbench.record.plan import plan_json
 from tipbench.record.reader import current_runs
 from tipbench.record.run import NewRun, RunChange

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tipbench.generate.engine import FreeMemory
 from tipbench.plan.collect_config import CollectConfig, make_config
-from tipbench.record.collect import CollectEnvironment, OpenMlflow, run_collect
+from tipbench.record.collect import CollectEnvironment, run_collect
 from tipbench.record.events import Event, Message
+from tipbench.record.mlflow import OpenMlflow
 from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore
 from tipbench.record.summary import Summary

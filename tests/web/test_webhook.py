@@ -17,7 +17,7 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import make_config
-from tipbench.record.collect import OpenMlflow
+from tipbench.record.mlflow import OpenMlflow
 from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.web.database import panel_database

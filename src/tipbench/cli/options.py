@@ -17,8 +17,7 @@ from tipbench.plan.collect_config import DEFAULT_EXPERIMENT, DEFAULT_OLLAMA_URL,
 from tipbench.settings import SETTINGS, Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.record.collect import OpenMlflow
-    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.mlflow import MlflowStore, OpenMlflow
     from tipbench.record.store import Experiment
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

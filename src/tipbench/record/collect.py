@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tipbench.errors import MlflowError, MlflowUnavailable, ResidencyError, ServerUnavailable, TipbenchError
 from tipbench.files import ResourceLock
@@ -43,6 +43,7 @@ from tipbench.record.events import (
 )
 from tipbench.record.generation import Block, GeneratedCell, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
+from tipbench.record.mlflow import OpenMlflow
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.reader import search_cells
@@ -246,23 +247,6 @@ class Collector:
             refused=self._plan.refused,
             failures=tuple(self._failures),
         )
-
-
-@dataclass(frozen=True)
-class OpenMlflow:
-    """An open connection to MLflow."""
-
-    store: RunStore
-    identity: str  # see `MlflowServer.identity`
-    description: str  # the server's address and how it was found, for messages
-    url: str = ""  # without a login
-    close: Callable[[], None] = lambda: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ class Block:
                     planned = next(self._unassigned_cells, None)
                 if planned is None:
                     return
-                # The engine may unload the model after the last call. With several workers, others may still run then.
+                # After the last call, the engine may unload the model. With several workers, no call is marked as the
+                # last one, because others may still run after it.
                 one_worker = self._config.workers == 1 or len(self._cells) == 1
                 is_last = one_worker and planned is self._cells[-1]
                 start_ms, start = _now_ms(), time.monotonic()
@@ -187,8 +188,8 @@ class Block:
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
-        unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._skip_result is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
+        is_unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
+        if self._skip_result is None and (is_unusable or self._load_failures >= _MAX_LOAD_FAILURES):
             self._skip_result = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 

@@ -22,7 +22,7 @@ from tipbench.record import mlflow_wire as wire
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
-from tipbench.record.store import Experiment
+from tipbench.record.store import Experiment, RunStore
 from tipbench.record.texts import check_key, from_tags, tags_of, unneeded_tags
 
 RUNS_PER_PAGE = 250  # as fast as larger pages, and about 6 MB
@@ -327,6 +327,23 @@ class MlflowServer:
     url: str  # may contain a login; never print it
     identity: str  # part of the names of journals and locks; that of the local server does not depend on its port
     description: str  # for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
+
+
+@dataclass(frozen=True)
+class OpenMlflow:
+    """An open connection to MLflow."""
+
+    store: RunStore
+    identity: str  # of its MlflowServer
+    description: str  # for messages, as in "http://localhost:5000 (found on the usual port)"
+    url: str = ""  # without a login
+    close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
 
 def find_mlflow(

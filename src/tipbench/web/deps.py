@@ -13,8 +13,7 @@ from fastapi import Depends, Request
 
 from tipbench.errors import MlflowUnavailable
 from tipbench.plan.collect_config import CollectConfig, split_wait_for_judge
-from tipbench.record.collect import OpenMlflow
-from tipbench.record.mlflow import find_mlflow
+from tipbench.record.mlflow import OpenMlflow, find_mlflow
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge

@@ -23,8 +23,7 @@ from tipbench.http import async_http_client, is_http_url, is_loopback
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
-from tipbench.record.collect import OpenMlflow
-from tipbench.record.mlflow import find_mlflow
+from tipbench.record.mlflow import OpenMlflow, find_mlflow
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment

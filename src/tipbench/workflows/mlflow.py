@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 from tipbench.errors import LocalMlflowError, NotEnoughData, UsageError
 from tipbench.http import canonical_url, is_http_url
-from tipbench.record.collect import OpenMlflow
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowServer, MlflowStore, find_mlflow
+from tipbench.record.mlflow import MlflowServer, MlflowStore, OpenMlflow, find_mlflow
 from tipbench.record.store import Experiment
 
 

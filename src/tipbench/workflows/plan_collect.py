@@ -21,8 +21,8 @@ from tipbench.generate.engine import (
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
 from tipbench.plan.grid import conditions_of, suite_for
-from tipbench.record.collect import OpenMlflow
 from tipbench.record.journal import journal_folder, journalled_keys
+from tipbench.record.mlflow import OpenMlflow
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural

@@ -116,8 +116,8 @@ def _summary_of_all_users(database: Database, policy: str, since: float) -> Poli
 
 
 def _user_summaries(database: Database, user_key: str) -> list[PolicySummary]:
-    # From the log alone, and without the server's priors, which are not stored here: the weights are those learned from
-    # rewards, as in `_pooled_weights`.
+    # The database does not contain the server's priors, so the weights are those learned from rewards alone, as in
+    # `_pooled_weights`.
     user = load_user(user_key, priors={}, database=database, state_store=None)
     summaries = []
     for policy in POLICIES:

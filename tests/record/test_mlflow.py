@@ -241,8 +241,8 @@ def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
     store: MlflowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for old, new in [(3, 90), (90, 3), (90, 120), (120, 90), (16, 30), (30, 16)]:
-        monkeypatch.setattr(texts, "TAG_CHARS", 10)
-        monkeypatch.setattr(mlflow_wire, "BATCH_TAGS", 5)
+        monkeypatch.setattr(texts, "MAX_TAG_CHARS", 10)
+        monkeypatch.setattr(mlflow_wire, "MAX_BATCH_TAGS", 5)
         before, after = {"artifact:a": "a" * old}, {"artifact:a": "b" * new}
         run_id = store.record(an_experiment(store), a_run(texts=before, tags={"state": "pending"}))
         change = RunChange(texts=after, tags={"state": "judged"}, at_ms=1)

@@ -17,7 +17,7 @@ from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 
 MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
-_MAX_TAG_CHARS = 5000
+_MAX_NOTE_CHARS = 5000
 
 
 @dataclass
@@ -126,7 +126,7 @@ def collection_run(
         }
         tags |= {
             "evidence": evidence.sentence(),
-            "foreign_models": ", ".join(evidence.foreign)[:_MAX_TAG_CHARS],
+            "foreign_models": ", ".join(evidence.foreign)[:_MAX_NOTE_CHARS],
             "mlflow.note.content": evidence.sentence(),
         }
         texts["artifact:evidence.json"] = json.dumps(asdict(evidence), indent=1)
@@ -146,7 +146,7 @@ def collection_run(
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
     """Build the run of kind=refused, for a model that must not run. A repeated refusal has the same record id."""
-    note = reason[:_MAX_TAG_CHARS]
+    note = reason[:_MAX_NOTE_CHARS]
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,

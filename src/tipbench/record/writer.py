@@ -14,7 +14,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 from tipbench.text import plural
 
-WRITERS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so more threads would only wait
+N_THREADS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so more threads would only wait
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
@@ -47,7 +47,7 @@ class Writers:
         self._skipped: list[str] = []  # messages, one per result that was given up and stays in the journal
         self._rejected_in_a_row = 0
         self._error: Exception | None = None
-        self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
+        self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(N_THREADS)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -29,7 +29,7 @@ from tipbench.record.cell_run import CollectContext, cell_run
 from tipbench.record.generation import GeneratedCell
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary, TotalsByPair, collection_run, refused_run
+from tipbench.record.summary import Summary, collection_run, refused_run
 
 SAMPLE_EXPERIMENT = "tip-bench-furnished"
 COLLECTION = "c0" * 16
@@ -221,9 +221,7 @@ class _SampleWriter:
         store, experiment = self.driver.store, self.driver.experiment
         evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.words.refused)
-        summary = Summary(
-            experiment.name, None, 96, 0, 96, 1, 512.5, TotalsByPair(), evidence, refused, tuple(self.words.failures)
-        )
+        summary = Summary(experiment.name, None, 96, 0, 96, 1, 512.5, {}, evidence, refused, tuple(self.words.failures))
         now = next(self.tick)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"

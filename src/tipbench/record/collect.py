@@ -47,9 +47,9 @@ from tipbench.record.mlflow import OpenMlflow
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.reader import search_cells
-from tipbench.record.run import RunChange, RunKind, RunState
+from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary, TotalsByPair, collection_run, refused_run
+from tipbench.record.summary import PairTotals, Summary, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
@@ -82,7 +82,7 @@ class Collector:
         self._writers = Writers(store, experiment.experiment_id, journal, observer)
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
-        self._totals_by_pair = TotalsByPair()
+        self._totals_by_pair: dict[tuple[str, str], PairTotals] = {}  # by model and prompt
         # Cells of the current model; those recorded before count as done.
         self._model_total = self._model_done = self._model_failed = 0
         self._generated = 0
@@ -90,10 +90,10 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells. After an error, finished results are saved before it is raised."""
+        """Generate and record the missing cells. If an error is raised, finished results are saved first."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
-                self._totals_by_pair.add(run)
+                self._add_to_totals(run)
         with closing(self._journal), self._writers:
             if self._plan.refused:
                 now_ms = int(time.time() * 1000)
@@ -132,7 +132,7 @@ class Collector:
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
-        n_cells_by_model = {planned.model: planned.cells for planned in self._plan.models}
+        n_cells_by_model = {model_plan.model: model_plan.cells for model_plan in self._plan.models}
         for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
             self._model_total = n_cells_by_model[model]
@@ -181,7 +181,7 @@ class Collector:
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
             self._model_done += 1
-            self._totals_by_pair.add(run)
+            self._add_to_totals(run)
             failure = tokens = speed = None
             if isinstance(result, EngineFailure):
                 failure = f"{cell}: {result.kind}: {result.reason}"
@@ -203,6 +203,10 @@ class Collector:
                 )
             )
         self._writers.raise_if_failed()
+
+    def _add_to_totals(self, run: NewRun | StoredRun) -> None:
+        pair = (run.params["model"], run.params["prompt_version"])
+        self._totals_by_pair.setdefault(pair, PairTotals()).add(run)
 
     def _record_collection(self, ended: str) -> None:
         run = collection_run(

@@ -246,7 +246,7 @@ class LocalMlflow:
 
 
 class _PortTakenError(LocalMlflowError):
-    """Another process took the port first; the next one is tried."""
+    """Another process took the port first; the next port is tried."""
 
 
 def _not_installed() -> LocalMlflowError:

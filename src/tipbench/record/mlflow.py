@@ -135,14 +135,12 @@ class MlflowStore:
         limit: int | None = None,
         include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts."""
         matching = self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
         return (run for run, _ in matching)
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
         matching = self._matching_runs(experiment_id, where, limit)

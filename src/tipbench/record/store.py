@@ -72,7 +72,7 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. The tags are written last, and of these `state`: if it is new, all is new.
+        """Update a recorded run. The tags are written last, and `state` last of all: if it is new, all is new.
 
         If the writer dies, each text is either the old or the new one, and complete, but the tags may still be the old
         ones. Raises MlflowError for an illegal transition of the run's `state`. A run should have one writer at a time:

@@ -44,7 +44,7 @@ class Writers:
         self._revision_set_at = time.monotonic()
         self._revision_outdated = True  # at first too: an earlier process may have died before it updated the revision
         self._n_stored = 0
-        self._skipped: list[str] = []  # messages, one per result that was given up and stays in the journal
+        self._skipped: list[str] = []  # messages, one per skipped result
         self._rejected_in_a_row = 0
         self._error: Exception | None = None
         self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(N_THREADS)]

@@ -108,15 +108,14 @@ class MlflowStore:
 
     def experiments(self) -> list[Experiment]:
         body = {"max_results": EXPERIMENTS_PER_PAGE}
-        return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
+        return [self._parse_experiment(raw) for raw in self._all_items("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a run, as in `RunStore.record`. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
-        existing = wire.ExistingRuns()
-        if may_exist:
-            stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
-            existing = wire.classify_existing(run, stored_runs)
+        where = wire.where_same_run(run)
+        stored_runs = self.search(experiment_id, where=where, include_half_written=True) if may_exist else ()
+        existing = wire.classify_existing(run, stored_runs)
         run_id = existing.written_id
         if run_id is None:
             run_id = self._write(experiment_id, run, tags, half_written_id=existing.half_written_id)
@@ -157,8 +156,8 @@ class MlflowStore:
             "max_results": RUNS_PER_PAGE if limit is None else min(limit, RUNS_PER_PAGE),
         }
         # With a limit, a further page may not be needed, so none is requested ahead.
-        pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
-        parsed = (self._parse(raw, wire.parse_run) for raw in pages)
+        raw_runs = self._all_items("runs/search", body, "runs", read_ahead=limit is None)
+        parsed = (self._parse(raw, wire.parse_run) for raw in raw_runs)
         # Filtered again: MLflow's filter cannot express every value, and excludes no status but RUNNING.
         matching = (
             (run, text_tags)
@@ -235,12 +234,12 @@ class MlflowStore:
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
 
-    def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items of all pages; `name` is their key in a page.
+    def _all_items(self, path: str, body: wire.Json, key: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
+        """Yield the items of all pages; `key` is the field of a page that has them.
 
         With `read_ahead`, the next page is requested before the current one is parsed.
         """
-        body = dict(body)
+        body = dict(body)  # because `fetch` changes it
 
         def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
             """Return an unparsed page, the first one if `token` is None. Calls `on_sent` once the request is sent."""
@@ -257,17 +256,17 @@ class MlflowStore:
         content = fetch(None)
         previous_token = None
         while True:
-            next_content = None
-            if read_ahead and (next_token := _next_token(content)):
-                next_content = _in_background(fetch, next_token)
+            requested = None
+            if read_ahead and (token := _next_token(content)):
+                requested = _in_background(fetch, token)
             page = self._http.parse(content)
             next_token = page.get("next_page_token")
-            yield from self._parse(page.pop(name, []), list)
+            yield from self._parse(page.pop(key, []), list)
             if not next_token:
                 return
             if next_token == previous_token:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            content = next_content.result() if next_content else fetch(next_token)
+            content = requested.result() if requested else fetch(next_token)
             previous_token = next_token
 
     def _parse(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:

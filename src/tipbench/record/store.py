@@ -124,10 +124,9 @@ class MemoryStore:
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._lock_or_raise():
-            existing = wire.ExistingRuns()  # empty
-            if may_exist:
-                stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
-                existing = wire.classify_existing(run, stored_runs)
+            where = wire.where_same_run(run)
+            stored_runs = self.search(experiment_id, where=where, include_half_written=True) if may_exist else ()
+            existing = wire.classify_existing(run, stored_runs)
             run_id = existing.written_id
             if run_id is None:
                 run_id = existing.half_written_id or self.begin(experiment_id, run)

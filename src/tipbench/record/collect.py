@@ -144,17 +144,21 @@ class Collector:
             try:
                 Block(engine, facts, cells, self._plan.config, self._pause, self._cancel).run(self._save)
             except BaseException:
-                if engine.alive():
-                    try:
-                        engine.release(model)
-                        self._observer(Message(f"{model} unloaded"))
-                    except TipbenchError as exc:
-                        self._observer(Message(str(exc), warning=True))
+                self._unload_after_error(engine, model)
                 raise
             self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
             engine.close()  # stops monitoring the memory, because all models are unloaded
+
+    def _unload_after_error(self, engine: Engine, model: str) -> None:
+        if not engine.alive():
+            return
+        try:
+            engine.release(model)
+            self._observer(Message(f"{model} unloaded"))
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
 
     def _release(self, engine: Engine, model: str) -> None:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""

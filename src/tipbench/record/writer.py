@@ -35,7 +35,7 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        self._n_stored_at_failure: dict[str, int] = {}  # by record id: `_n_stored` at the first failure
+        self._n_stored_at_first_failure: dict[str, int] = {}  # by record id
         self._server_errors: Counter[str] = Counter()  # by record id
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        failed_before = entry.record_id in self._n_stored_at_failure
+        failed_before = entry.record_id in self._n_stored_at_first_failure
         may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED  # a repeated refusal has the same id
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
@@ -135,7 +135,7 @@ class Writers:
 
     def _retry_later(self, entry: Entry, why: str) -> None:
         with self._lock:
-            self._n_stored_at_failure.setdefault(entry.record_id, self._n_stored)
+            self._n_stored_at_first_failure.setdefault(entry.record_id, self._n_stored)
             self._unavailable_why = why
             newly_unavailable = self._unavailable_since is None
             if newly_unavailable:
@@ -156,8 +156,8 @@ class Writers:
         if exc.status >= 500:
             with self._lock:
                 self._server_errors[entry.record_id] += 1
-                stored_since = self._n_stored - self._n_stored_at_failure.get(entry.record_id, self._n_stored)
-                others_succeed = stored_since >= _MIN_OTHERS_STORED
+                n_stored_since = self._n_stored - self._n_stored_at_first_failure.get(entry.record_id, self._n_stored)
+                others_succeed = n_stored_since >= _MIN_OTHERS_STORED
                 failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
             give_up = failed_often and (others_succeed or self._draining)  # a drain can continue without the result
             if not give_up:

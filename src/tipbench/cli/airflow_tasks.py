@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tipbench.judge.sheet import TipSheet
     from tipbench.plan.suite import Suite
     from tipbench.record.mlflow import MlflowStore
-    from tipbench.record.plan_check import Plan
+    from tipbench.record.plan import Plan
     from tipbench.record.store import Experiment
 
 Conf = Mapping[str, Any]
@@ -150,7 +150,7 @@ def _wait_for_mlflow(config: CollectConfig, read_experiment: Callable[[], Experi
 
 def pending_cells(conf: Conf) -> int:
     """Return the number of pending cells of the DAG run."""
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
 
     with _open_conf_experiment(conf) as (config, store, experiment):
@@ -160,7 +160,7 @@ def pending_cells(conf: Conf) -> int:
 def export_for_judge(conf: Conf) -> dict[str, Any]:
     """Export a sheet of the DAG run's pending cells to MLflow. Returns its id and the cell counts."""
     from tipbench.judge.sheet import sheet_text
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
     from tipbench.record.run import RunState
 
@@ -219,7 +219,7 @@ def compare(conf: Conf) -> dict[str, Any]:
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
     from tipbench.plan.grid import conditions_of, suite_for
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
 
     with _open_conf_experiment(conf) as (config, store, experiment):
@@ -385,12 +385,12 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
 def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: ModelSurvey, settings: Settings) -> Plan:
     from tipbench.generate.engine import free_memory
     from tipbench.plan.grid import conditions_of
-    from tipbench.record.plan_check import make_plan, read_recorded
+    from tipbench.record.plan import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
-    with open_or_start_mlflow(settings, config.mlflow_url) as tracking:
-        print_message(f"MLflow: {tracking.description}")
-        store = tracking.store
+    with open_or_start_mlflow(settings, config.mlflow_url) as mlflow:
+        print_message(f"MLflow: {mlflow.description}")
+        store = mlflow.store
         experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))
         now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():

@@ -18,7 +18,7 @@ from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
-from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
+from tipbench.record.reader import duplicate_runs, newest_answered_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.text import plural
@@ -253,7 +253,7 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
 
 def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: CellFilter) -> BoardCells:
     """Select the cells of the newest conditions that are not stale, with the scores that count."""
-    conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
+    conditions = newest_answered_run(run for run, _ in runs).tags.get("conditions", "")
     same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
     other_runs = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
     other_runs.sort(key=lambda run: (-run.start_ms, run.run_id))
@@ -397,7 +397,7 @@ def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     if rubrics:
         return next(iter(rubrics))
     floors = [cell.run for cell in cells if cell.rubric and cell.floored]
-    return newest_run(floors).tags["scores_rubric"] if floors else ""
+    return newest_answered_run(floors).tags["scores_rubric"] if floors else ""
 
 
 def _recorded_pair(run: StoredRun) -> Pair:

@@ -47,7 +47,7 @@ from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet_store import SHEET_KIND, TIPS, SheetStatus
 from tipbench.plan.design import Design, read_design
 from tipbench.record.mlflow_wire import RECORD_TAG
-from tipbench.record.reader import newest_run
+from tipbench.record.reader import newest_answered_run
 from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
@@ -514,7 +514,7 @@ def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
     """Return the scales of the board's rubric. If it is not found, uses the rubric of the newest run."""
     rubric, runs = cells.rubric_content, [cell.run for cell in cells.cells]
     if rubric is None and runs:
-        _, texts = store.get(newest_run(runs).run_id)
+        _, texts = store.get(newest_answered_run(runs).run_id)
         rubric = read_rubric(texts.get(RUBRIC))
     return rubric.scale_names if rubric else ()
 

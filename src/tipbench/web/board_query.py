@@ -21,7 +21,7 @@ from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
-from tipbench.record.reader import FILTERS, current_runs, newest_run
+from tipbench.record.reader import FILTERS, current_runs, newest_answered_run
 from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
@@ -491,7 +491,7 @@ def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCel
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
     for cell in cells:
         runs[cell.scenario].append(cell.run)
-    newest_ids = {newest_run(scenario_runs).run_id for scenario_runs in runs.values()}
+    newest_ids = {newest_answered_run(scenario_runs).run_id for scenario_runs in runs.values()}
     return {
         each.scenario: each.card
         for each in scenario_answers

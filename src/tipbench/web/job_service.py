@@ -23,7 +23,7 @@ from tipbench.judge.automatic import JudgeChoice, JudgeKind
 from tipbench.judge.command import split_command
 from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
-from tipbench.record.plan_check import configured_cells
+from tipbench.record.plan import configured_cells
 from tipbench.record.reader import count_states
 from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest

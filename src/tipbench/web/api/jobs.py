@@ -21,7 +21,7 @@ from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
 from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
-from tipbench.record.plan_check import plan_json
+from tipbench.record.plan import plan_json
 from tipbench.web.api.models import (
     COMMON_ERRORS,
     EXPERIMENT_ERRORS,

@@ -180,8 +180,8 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     if not name:
         return _judge_page(request, judge, name)
     try:
-        with panel.mlflow.connected() as tracking:
-            error = _experiment_error(tracking.store, name)
+        with panel.mlflow.connected() as mlflow:
+            error = _experiment_error(mlflow.store, name)
     except MlflowUnavailable:
         if not _own_batches(request, judge, name):
             raise

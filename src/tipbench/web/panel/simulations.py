@@ -56,8 +56,8 @@ def _render_list(
 ) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
-        with panel.mlflow.connected() as tracking:
-            recorded = list(read_simulations(tracking.store, _MAX_RECORDED))
+        with panel.mlflow.connected() as mlflow:
+            recorded = list(read_simulations(mlflow.store, _MAX_RECORDED))
     except NotEnoughData:  # MLflow has never been used
         pass
     except TipbenchError as exc:

@@ -38,7 +38,7 @@ from tipbench.markup import NOTHING
 from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig, split_names
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
-from tipbench.record.reader import experiments
+from tipbench.record.reader import list_experiments
 from tipbench.text import capitalized, file_size, parameter_count
 from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
@@ -220,7 +220,7 @@ async def experiment_names(panel: Panel) -> tuple[str, ...]:
 
     def read_names() -> tuple[str, ...]:
         try:
-            recorded = experiments(panel.mlflow.open().store)
+            recorded = list_experiments(panel.mlflow.open().store)
         except TipbenchError:
             return ()
         return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]

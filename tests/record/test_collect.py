@@ -37,7 +37,7 @@ from tipbench.plan.suite import load_suite
 from tipbench.record import journal, mlflow_http, writer
 from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
 from tipbench.record.journal import count_unstored
-from tipbench.record.mlflow import MlflowStore, OpenMlflow
+from tipbench.record.mlflow import MlflowConnection, MlflowStore
 from tipbench.record.plan import plan_json
 from tipbench.record.reader import current_runs
 from tipbench.record.run import NewRun, RunChange
@@ -392,7 +392,7 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
     bench.run(models="alpha:135m")
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
     config = bench.config(models="alpha:135m")
-    plan, _ = plan_collect(config, bench.home, lambda: OpenMlflow(bench.store, "memory", "memory"))
+    plan, _ = plan_collect(config, bench.home, lambda: MlflowConnection(bench.store, "memory", "memory"))
     assert (len(plan.missing), plan.n_stale) == (12, 12)
     assert plan_json(plan)["stale"] == 12
 

@@ -43,7 +43,7 @@ from tipbench.record.events import (
 )
 from tipbench.record.generation import Block, GeneratedCell, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
-from tipbench.record.mlflow import OpenMlflow
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.reader import search_cells
@@ -262,7 +262,7 @@ class CollectEnvironment:
     """Dependencies of a collect."""
 
     home: Path
-    open_mlflow: Callable[[], OpenMlflow]  # called after the models are accepted
+    open_mlflow: Callable[[], MlflowConnection]  # called after the models are accepted
     free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 

@@ -327,7 +327,7 @@ class MlflowServer:
 
 
 @dataclass(frozen=True)
-class OpenMlflow:
+class MlflowConnection:
     """An open connection to MLflow."""
 
     store: RunStore

@@ -34,7 +34,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import MODEL_OPTIONS
 
 if TYPE_CHECKING:
-    from tipbench.web.deps import MlflowConnection, Panel
+    from tipbench.web.deps import Panel, PanelMlflow
 
 _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 
@@ -43,7 +43,7 @@ _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 class PanelMlflowLookup:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
-    mlflow: MlflowConnection
+    mlflow: PanelMlflow
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
@@ -95,7 +95,7 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
     return access
 
 
-def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runner]:
+def make_runners(settings: Settings, mlflow: PanelMlflow) -> dict[str, Runner]:
     """Create the configured runners, by name."""
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)

@@ -28,7 +28,7 @@ from tipbench.http import async_http_client, is_http_url, is_loopback
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
-from tipbench.record.mlflow import OpenMlflow
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
@@ -436,7 +436,7 @@ class WebhookWatcher:
         self,
         store: WebhookStore,
         jobs: JobStore,
-        open_mlflow: Callable[[], OpenMlflow],
+        open_mlflow: Callable[[], MlflowConnection],
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
@@ -486,7 +486,7 @@ class WebhookWatcher:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check_experiment(self, mlflow: OpenMlflow, experiment: Experiment) -> None:
+    def _check_experiment(self, mlflow: MlflowConnection, experiment: Experiment) -> None:
         try:
             check_experiment_name(experiment.name)
         except ValueError:

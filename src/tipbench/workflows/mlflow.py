@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from tipbench.errors import LocalMlflowError, NotEnoughData, UsageError
 from tipbench.http import canonical_url, is_http_url
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowServer, MlflowStore, OpenMlflow, find_mlflow
+from tipbench.record.mlflow import MlflowConnection, MlflowServer, MlflowStore, find_mlflow
 from tipbench.record.store import Experiment
 
 
@@ -36,11 +36,11 @@ class MlflowAccess:
     public_url: str | None = None  # of the configured server, for browsers
     host_header: str | None = None
 
-    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
+    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowConnection:
         """Open the server that `find` returns, to read from it."""
         return self.connect(self.find(url, report=report))
 
-    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> OpenMlflow:
+    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowConnection:
         """Open the server to record to. Like `open`, but starts the local server also if it has no data."""
         return self.connect(find_mlflow(url or self.url, self.home, start=True, report=report))
 
@@ -61,10 +61,10 @@ class MlflowAccess:
                 "--mlflow-url or MLFLOW_TRACKING_URI selects another server."
             ) from exc
 
-    def connect(self, server: MlflowServer) -> OpenMlflow:
+    def connect(self, server: MlflowServer) -> MlflowConnection:
         """Open a connection to the server."""
         store = MlflowStore(server.url, public_url=self.public_url_of(server.url), **self.login(server.url))
-        return OpenMlflow(
+        return MlflowConnection(
             store,
             identity=server.identity,
             description=server.description.removeprefix("MLflow at "),  # used as in "MLflow: http://localhost:5000"

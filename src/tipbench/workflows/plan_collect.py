@@ -22,7 +22,7 @@ from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
 from tipbench.plan.grid import conditions_of, suite_for
 from tipbench.record.journal import journal_folder, journalled_keys
-from tipbench.record.mlflow import OpenMlflow
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
@@ -33,7 +33,7 @@ SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_collect(
-    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[OpenMlflow]]
+    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[MlflowConnection]]
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a collect and its warnings, without generating or writing anything.
 

@@ -66,7 +66,7 @@ def test_each_state_has_its_card_and_next_step(visit: Visit, site: Site, axe: Ax
         sight.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         sight.page.screenshot(path=pictures / f"{state}-{width}-{scheme}.png", full_page=True)
         assert sight.scrolls_sideways() is None
-    assert list(faults(axe, sight, both=state == "decided")) == []
+    assert list(faults(axe, sight, narrow_too=state == "decided")) == []
     assert (sight.outside, sight.console, sight.missing) == ([], [], [])
 
 

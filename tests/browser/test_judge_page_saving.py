@@ -64,7 +64,7 @@ def test_a_reload_in_the_middle_of_a_draft_loses_nothing(judging: JudgingSite, a
     assert at.scores()[:5] == [3, 4, 5, 2, None]
     at.expect_state("Draft saved")
     assert judging.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
-    assert at.kept_here() == 0
+    assert at.n_unsent() == 0
 
 
 def test_without_a_connection_judging_continues(judging: JudgingSite, at: BatchPage) -> None:
@@ -74,11 +74,11 @@ def test_without_a_connection_judging_continues(judging: JudgingSite, at: BatchP
     at.on(2)
     at.press("4", "4")
     at.expect_state("saved in this browser")
-    assert (at.mark(1), at.kept_here()) == ("submitted", 2)
+    assert (at.mark(1), at.n_unsent()) == ("submitted", 2)
     at.page.context.set_offline(False)
     at.expect_state("Draft saved")
     at.page.get_by_text("The panel is unreachable").wait_for(state="hidden")
-    assert (judging.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
+    assert (judging.answer(at.sheet, 1)["state"], at.n_unsent()) == ("submitted", 0)
 
 
 def test_a_batch_is_not_finished_while_something_is_unsaved(judging: JudgingSite, at: BatchPage) -> None:
@@ -183,7 +183,7 @@ def test_an_ended_session_is_shown_and_nothing_is_lost(judging: JudgingSite, at:
             tokens.revoke(token.id)
     at.press("4")
     at.page.get_by_text("Your session has ended").wait_for()
-    assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: saved in this browser")
+    assert (at.n_unsent(), at.save_state) == (1, "!\nSession ended: saved in this browser")
 
 
 def test_a_batch_closed_on_another_device_is_reported(own: JudgingSite, visit: Visit) -> None:

@@ -122,7 +122,7 @@ def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, vis
 def test_the_page_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
     at = open_batch_page(visit, judging.site, judging.open())
     at.press("3", "4", "f", "o")
-    wrong = [f"batch {fault}" for fault in faults(axe, at.sight, both=True)]
+    wrong = [f"batch {fault}" for fault in faults(axe, at.sight, narrow_too=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
         at.press(key)
         wrong += [f"{name} {fault}" for fault in faults(axe, at.sight)]

@@ -12,7 +12,7 @@ import pytest
 
 from support.accessibility import NARROW, WIDE
 from support.hostile import HOSTILE, hostile_names
-from support.panel_pages import Shown, Sight, Visit, after_forms, shown_as_text
+from support.panel_pages import FurnishedPanel, Sight, Visit, after_forms, shown_as_text
 from tipbench.plan.collect_config import EXPERIMENT_PREFIX
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def harm(sight: Sight) -> list[str]:
     ]
 
 
-def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: Shown) -> None:
+def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: FurnishedPanel) -> None:
     """The detection sees both what the content security policy blocks and what it does not."""
     sight = visit(hostile.site)
     sight.go("/jobs")
@@ -50,7 +50,7 @@ def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: Shown) 
     assert not any(each.startswith("logged dialog") for each in noticed)
 
 
-def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, hostile: Shown) -> None:
+def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, hostile: FurnishedPanel) -> None:
     sight = visit(hostile.site)
     found, known = [], ("logged Failed to load resource: the server responded with a status of 404",)
     for name, path in hostile.pages.items():
@@ -65,7 +65,7 @@ def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, ho
     assert found == []
 
 
-def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: Shown, tmp_path: Path) -> None:
+def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: FurnishedPanel, tmp_path: Path) -> None:
     sight = visit(hostile.site)
     found = []
     for name in after_forms(sight, hostile, tmp_path):
@@ -80,7 +80,7 @@ def _refused(line: str) -> bool:
 
 
 @pytest.mark.parametrize("given", SENT, ids=["markup", "end of the text area", "javascript address"])
-def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) -> None:
+def test_values_of_the_url_are_text(visit: Visit, hostile: FurnishedPanel, given: str) -> None:
     sight = visit(hostile.site)
     here = hostile.pages["leaderboard"]
     pages = {
@@ -97,7 +97,7 @@ def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) ->
         sight.forget()
 
 
-def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Shown) -> None:
+def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: FurnishedPanel) -> None:
     sight = visit(hostile.site)
     driver = hostile.content.driver
     wanted = {(place, printed(text)) for place in ("tip", "rationale", "note") for text in HOSTILE.values()}
@@ -121,7 +121,7 @@ def printed(text: str) -> str:
     return "".join(each for each in text[:3900] if each.isprintable()).strip()
 
 
-def test_every_name_in_a_list_is_shown_as_it_is(visit: Visit, hostile: Shown) -> None:
+def test_every_name_in_a_list_is_shown_as_it_is(visit: Visit, hostile: FurnishedPanel) -> None:
     sight = visit(hostile.site)
     experiments = tuple(EXPERIMENT_PREFIX + name for name in hostile_names(180))
     assert _missing(sight, hostile.pages["experiments"], experiments) == []
@@ -145,7 +145,7 @@ def _missing(sight: Sight, path: str, names: tuple[str, ...]) -> list[str]:
     return left
 
 
-def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: Shown) -> None:
+def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: FurnishedPanel) -> None:
     sight = visit(hostile.site)
     sight.go(hostile.pages["leaderboard"])
     charts = sight.page.locator("picture img, picture source").evaluate_all(
@@ -159,7 +159,7 @@ def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: Shown) -> 
     assert sight.outside == []
 
 
-def test_the_report_runs_nothing_either(browser: Browser, hostile: Shown, tmp_path: Path) -> None:
+def test_the_report_runs_nothing_either(browser: Browser, hostile: FurnishedPanel, tmp_path: Path) -> None:
     url = f"{hostile.site.url}/api/bench/leaderboard/{hostile.pages['leaderboard'].removeprefix('/experiments/')}"
     headers = {"Authorization": f"Bearer {hostile.site.admin}"}
     response = httpx.get(f"{url}/report.html", headers=headers, timeout=120, trust_env=False)

@@ -26,13 +26,13 @@ _BYTES = "performance.getEntriesByType('navigation')[0].encodedBodySize"
 _LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"), (NARROW, "dark"))
 
 
-def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
-    """Violations of the wide, light page, with `both` also of the narrow, dark one; horizontal scrolling of either."""
-    for at, (width, scheme) in enumerate(_LOOKS):
+def faults(axe: Axe, sight: Sight, *, narrow_too: bool = False) -> Iterator[str]:
+    """Violations of the wide, light page, if requested also of the narrow, dark one; horizontal scrolling of both."""
+    for width, scheme in _LOOKS:
         sight.page.set_viewport_size({"width": width, "height": 900})
         sight.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         sight.page.evaluate("Promise.all(document.getAnimations().map(each => each.finished.catch(() => 0)))")
-        if both or at == 0:
+        if narrow_too or width == WIDE:
             found: Any = axe.run(sight.page, options={"resultTypes": ["violations"]}).response
             for violation in found["violations"]:
                 for node in violation["nodes"][:3]:

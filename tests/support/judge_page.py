@@ -134,7 +134,7 @@ class BatchPage:
         """An item's state in the queue."""
         return str(self.page.locator(".queue-item").nth(number - 1).get_attribute("data-state"))
 
-    def kept_here(self) -> int:
+    def n_unsent(self) -> int:
         """The number of items that this browser has not sent yet."""
         script = "Object.keys(localStorage).filter(name => name.startsWith('tipbench.outbox.')).length"
         return int(self.page.evaluate(script))

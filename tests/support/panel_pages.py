@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Who = Literal["admin", "judge", "nobody"]
 EMPTY = "tip-bench-empty"
-BARE = "tip-bench-unjudged"
+UNJUDGED = "tip-bench-unjudged"
 _SECRET_COOKIE = "tipbench_session"
 _TIMEOUT_MS = 120_000  # long, for a busy machine
 # Elements and attributes that no text may create; the pages themselves have none of these.
@@ -51,7 +51,7 @@ PLANTED = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class FurnishedPanel:
     """A panel with its content and the paths of its pages by name."""
 
     site: Site
@@ -72,7 +72,7 @@ class Sight:
     outside: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    going: str = ""
+    requested_url: str = ""
 
     def listen(self) -> None:
         """Record console messages and missing resources; the page itself may be missing on purpose."""
@@ -85,27 +85,27 @@ class Sight:
             if line.type == "error":
                 self.console.append(line.text)
 
-        def answered(got: Response) -> None:
-            if got.status >= 400 and got.url != self.going:
-                self.missing.append(f"{got.status} {got.url}")
+        def on_response(response: Response) -> None:
+            if response.status >= 400 and response.url != self.requested_url:
+                self.missing.append(f"{response.status} {response.url}")
 
         self.page.on("dialog", on_dialog)
         self.page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
         self.page.on("console", on_console)
-        self.page.on("response", answered)
+        self.page.on("response", on_response)
 
     def go(self, path: str) -> int:
         """Open a page, expand everything on it and return its status."""
-        self.going = self.origin + path
-        response = self.page.goto(self.going, wait_until="load")
+        self.requested_url = self.origin + path
+        response = self.page.goto(self.requested_url, wait_until="load")
         assert response is not None
         self.unfold()
         return response.status
 
     def forget(self) -> None:
         """Clear what was recorded so far."""
-        for noted in (self.outside, self.console, self.missing):
-            noted.clear()
+        for record in (self.outside, self.console, self.missing):
+            record.clear()
 
     def unfold(self) -> None:
         """Expand all collapsed parts."""
@@ -182,7 +182,7 @@ def _session(site: Site, who: Who) -> str:
 
 
 @contextmanager
-def furnished_panel(folder: Path) -> Iterator[Shown]:
+def furnished_panel(folder: Path) -> Iterator[FurnishedPanel]:
     """Serve a panel with ordinary content."""
     words = Words()
     store = MemoryStore()
@@ -192,11 +192,11 @@ def furnished_panel(folder: Path) -> Iterator[Shown]:
     with panel_site(folder / "home", store, runner=_runner(words)) as site:
         _submit_jobs(site, content, words)
         policies = furnish_policies(folder / "home", store, "trial on staging")
-        yield Shown(site, content, words, {**page_paths(site, content), **policies})
+        yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
 
 
 @contextmanager
-def hostile_panel(folder: Path) -> Iterator[Shown]:
+def hostile_panel(folder: Path) -> Iterator[FurnishedPanel]:
     """Serve a panel in which every name and text is hostile."""
     words = hostile_words(folder / "suite")
     store = MemoryStore()
@@ -211,7 +211,7 @@ def hostile_panel(folder: Path) -> Iterator[Shown]:
             site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
         _submit_jobs(site, content, words)
         policies = furnish_policies(folder / "home", store, names[0])
-        yield Shown(site, content, words, {**page_paths(site, content), **policies})
+        yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
 
 
 def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str]:
@@ -231,14 +231,14 @@ def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str
 
 def furnish_unjudged(store: MemoryStore) -> None:
     """Record an experiment with unjudged answers."""
-    store.mark_changed(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
+    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
     """Return the paths of all admin pages by name."""
     here = f"/experiments/{quote(content.name, safe='')}"
     first, last = content.pairs[0], content.pairs[-1]
-    ask = urlencode({"baseline": f"{last.model}/{last.prompt}"})
+    baseline = urlencode({"baseline": f"{last.model}/{last.prompt}"})
     pair = urlencode({"model": first.model, "prompt": first.prompt})
     jobs = {
         f"job {number}": f"/jobs/{job.id}" for number, job in enumerate(site.panel.jobs.store.page(JobFilter()).items)
@@ -252,13 +252,13 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "promotions": "/promotions",
         **jobs,
         "leaderboard": here,
-        "leaderboard with a baseline": f"{here}?{ask}",
+        "leaderboard with a baseline": f"{here}?{baseline}",
         "leaderboard by model": f"{here}?by=model&provisional=true",
         "leaderboard of nothing": f"/experiments/{EMPTY}",
-        "leaderboard of the unjudged": f"/experiments/{BARE}",
+        "leaderboard of the unjudged": f"/experiments/{UNJUDGED}",
         "pair": f"{here}/pairs?{pair}",
         "scenario matrix": f"{here}/scenarios",
-        "pair against a baseline": f"{here}/pairs?{pair}&{ask}",
+        "pair against a baseline": f"{here}/pairs?{pair}&{baseline}",
         "runs": f"{here}/runs",
         "runs that failed": f"{here}/runs?state=failed",
         "runs of judging": f"{here}/runs?kind=judging",
@@ -316,15 +316,14 @@ def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
     models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
     for key in ("succeeded", "failed", "lost", "running", "queued"):
-        order = replace(collect_request(config, started_by=words.judges[0]), resources=(key[:1],))
-        if key == "queued":
-            order = replace(order, resources=("r",))
-        site.panel.jobs.submit(order, idempotency_key=key)
+        resource = "running" if key == "queued" else key  # the queued job waits for the resource of the running one
+        request = replace(collect_request(config, started_by=words.judges[0]), resources=(resource,))
+        site.panel.jobs.submit(request, idempotency_key=key)
     judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
     site.panel.jobs.submit(judging, idempotency_key="judge")
 
 
-def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
+def after_forms(sight: Sight, shown: FurnishedPanel, folder: Path) -> Iterator[str]:
     """Yield the name of each page that follows a submitted form."""
     page, words, here = sight.page, shown.words, shown.pages["judges"]
     text = "; ".join(words.tips)[:3000]
@@ -374,7 +373,7 @@ def _upload(sight: Sight, path: str, file: Path) -> None:
         sight.page.get_by_role("button", name="Preview").click()
 
 
-def _filled(shown: Shown) -> Any:
+def _filled(shown: FurnishedPanel) -> Any:
     driver = shown.content.driver
     judging = find_sheet(driver.store, driver.experiment, shown.content.open_sheet)
     assert judging is not None

@@ -178,11 +178,11 @@ class RealAirflow:
 
     def end_runs(self) -> None:
         """Fail every active run and wait for its end: it would occupy the pool that others wait for."""
-        left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
+        active = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
-            for run_id in left:
+            for run_id in active:
                 client.patch(f"/api/v2/dags/{DAG}/dagRuns/{run_id}", json={"state": "failed"}).raise_for_status()
-        for run_id in left:
+        for run_id in active:
             self.wait_for(run_id, ENDED)
 
     def _runs(self, path: str, **params: Any) -> Any:
@@ -236,7 +236,7 @@ class RealAirflow:
         pytest.fail("\n".join(report))
 
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """Do the same for a task, named as in `states`."""
+        """Wait until a task, named as in `states`, has one of these states and return it; fails after `within_s`."""
         deadline = time.monotonic() + within_s
         while (state := self.states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:
@@ -269,7 +269,7 @@ class DagProgram:
     ) -> None:
         """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
-        how = f"did not end within {within_s:g} s"
+        problem = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [airflow_environment() / "bin" / command, *words],
@@ -281,5 +281,5 @@ class DagProgram:
             )
             if done.returncode == 0:
                 return
-            how = f"ended with {done.returncode}"
-        pytest.fail(f"{command} {' '.join(words)} {how}:\n{log.read_text('utf-8', 'replace')[-6000:]}")
+            problem = f"ended with {done.returncode}"
+        pytest.fail(f"{command} {' '.join(words)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

@@ -90,7 +90,7 @@ def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words |
 class _SampleWriter:
     driver: SheetDriver
     words: Words
-    tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
+    times_ms: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
     used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of Words
 
     @property
@@ -118,16 +118,16 @@ class _SampleWriter:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        setting = RunContext(self.config, self.words.suite, COLLECTION)
-        start = next(self.tick)
+        context = RunContext(self.config, self.words.suite, COLLECTION)
+        start_ms = next(self.times_ms)
         answer: Completion | EngineFailure
         if text is None:
             answer = EngineFailure(FailureKind.RESET, self.next("failures"), partial=self.words.tips[0])
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
-        generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
-        run = cell_run(setting, facts, generated, tuple(supersedes))
+        generated = Generated(cell, answer, start_ms, start_ms + 3000, foreign_resident=text == "")
+        run = cell_run(context, facts, generated, tuple(supersedes))
         return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
     def answer(self) -> str:
@@ -143,12 +143,12 @@ class _SampleWriter:
                 runs["stale"] = self.record(*self.cells(model, build="1")[0], self.answer())
                 runs["superseded"] = self.record(*cells[0], None)
             for number, (facts, cell) in enumerate(cells):
-                first, floored = at == number == 0, at == 1 and number == len(cells) - 1
-                old = [runs["superseded"]] if first else []
-                text = "" if floored else self.answer()
-                name = "judged" if first else "floored" if floored else ""
-                run_id = self.record(facts, cell, text, old)
-                runs |= {name: run_id} if name else {}
+                if at == number == 0:
+                    runs["judged"] = self.record(facts, cell, self.answer(), supersedes=[runs["superseded"]])
+                elif at == 1 and number == len(cells) - 1:
+                    runs["floored"] = self.record(facts, cell, "")
+                else:
+                    self.record(facts, cell, self.answer())
         return runs
 
     def judge(self) -> tuple[str, str]:
@@ -156,14 +156,14 @@ class _SampleWriter:
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
-            self.send_back(self.driver.export(first, seed=1, **options).stored)
-        self.send_back(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
+            self.apply_filled(self.driver.export(first, seed=1, **options).stored)
+        self.apply_filled(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
         held = self.driver.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
         assert self.driver.apply(self.filled(held, careless=True)).status == "held"
         still_open = self.driver.export(second, seed=4, everything=True).stored
         return held.sheet.id, still_open.sheet.id
 
-    def send_back(self, judging: StoredSheet) -> None:
+    def apply_filled(self, judging: StoredSheet) -> None:
         applied = self.driver.apply(self.filled(judging))
         assert applied.status == "applied", applied
 
@@ -199,7 +199,7 @@ class _SampleWriter:
         facts, cell = self.cells(model)[0]
         run = cell_run(
             RunContext(self.config, self.words.suite, COLLECTION), facts,
-            Generated(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
+            Generated(cell, Completion(self.answer(), "stop"), next(self.times_ms), next(self.times_ms)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -224,13 +224,13 @@ class _SampleWriter:
         summary = Summary(
             experiment.name, None, 96, 0, 96, 1, 512.5, TotalsByPair(), evidence, refused, tuple(self.words.failures)
         )
-        now = next(self.tick)
+        now = next(self.times_ms)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"
         )
         store.record(experiment.experiment_id, done)
         for model, reason in refused.items():
-            store.record(experiment.experiment_id, refused_run(model, reason, next(self.tick)))
+            store.record(experiment.experiment_id, refused_run(model, reason, next(self.times_ms)))
         store.mark_changed(experiment.experiment_id)
         board, cells = read_leaderboard(store, experiment, CellFilter())
         record_board(store, experiment.experiment_id, board)

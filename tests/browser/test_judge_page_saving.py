@@ -169,7 +169,7 @@ def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(judging: JudgingSit
     page = at.page.context.new_page()
     at.page.close()
     page.context.set_offline(False)
-    at.sight.page = page
+    at.view.page = page
     page.goto(f"{judging.site.url}/judge/batches/{at.sheet}")
     at.ready()
     at.expect_state("Draft saved")

@@ -64,7 +64,7 @@ class FurnishedPanel:
 
 
 @dataclass
-class Sight:
+class PageView:
     """An open page with its requests to other hosts, its console errors and its missing resources."""
 
     page: Page
@@ -141,34 +141,34 @@ class Visit:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
 
-    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> Sight:
+    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> PageView:
         """Return a page of a new browser context, logged in."""
-        sight = self.anonymous(site.url, width=width, **more)
+        view = self.anonymous(site.url, width=width, **more)
         if who != "nobody":
             cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
-            sight.page.context.add_cookies([cookie])  # type: ignore[list-item]
-        return sight
+            view.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        return view
 
-    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
+    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> PageView:
         """Return a page of a new browser context without a session."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
         context.set_default_timeout(_TIMEOUT_MS)
         self._contexts.append(context)
-        sight = Sight(context.new_page(), url)
-        context.route("**/*", lambda route: _pass_on(sight, route))
-        sight.listen()
-        return sight
+        view = PageView(context.new_page(), url)
+        context.route("**/*", lambda route: _pass_on(view, route))
+        view.listen()
+        return view
 
     def close(self) -> None:
         for context in self._contexts:
             context.close()
 
 
-def _pass_on(sight: Sight, route: Route) -> None:
-    if route.request.url.startswith((f"{sight.origin}/", "data:image/")):
+def _pass_on(view: PageView, route: Route) -> None:
+    if route.request.url.startswith((f"{view.origin}/", "data:image/")):
         route.continue_()
     else:
-        sight.outside.append(route.request.url)
+        view.outside.append(route.request.url)
         route.abort()
 
 
@@ -323,54 +323,54 @@ def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
     site.panel.jobs.submit(judging, idempotency_key="judge")
 
 
-def after_forms(sight: Sight, shown: FurnishedPanel, folder: Path) -> Iterator[str]:
+def after_forms(view: PageView, shown: FurnishedPanel, folder: Path) -> Iterator[str]:
     """Yield the name of each page that follows a submitted form."""
-    page, words, here = sight.page, shown.words, shown.pages["judges"]
+    page, words, here = view.page, shown.words, shown.pages["judges"]
     text = "; ".join(words.tips)[:3000]
     for name in ("models", "experiment"):
-        _open_form(sight, "/run")
+        _open_form(view, "/run")
         page.locator(f"input[type=text][name={name}]").fill(text)
         page.get_by_role("button", name="Show plan").click()
         page.locator("#outcome").wait_for()
         yield f"run form with wrong {name}"
-    _open_form(sight, f"/run?{urlencode({'experiment': shown.content.name})}")
+    _open_form(view, f"/run?{urlencode({'experiment': shown.content.name})}")
     page.locator("input[type=text][name=models]").fill("baseline:template")
     page.get_by_role("button", name="Show plan").click()
     page.locator("#plan-result, #outcome").first.wait_for()
     yield "plan"
     wrong = folder / f"{fitting(words.tips[0], 60).replace('/', '∕')}.json"
     wrong.write_text(json.dumps({"format": text, "experiment": shown.content.name, "sheet": text, "items": [text]}))
-    _upload(sight, here, wrong)
+    _upload(view, here, wrong)
     yield "refused import"
     filled = folder / "filled.json"
     filled.write_text(json.dumps(_filled(shown)))
-    _upload(sight, here, filled)
+    _upload(view, here, filled)
     page.locator("#preview").wait_for()
     yield "preview of an import"
-    _open_form(sight, here)
+    _open_form(view, here)
     page.locator("#export input[name=judge]").fill(words.judges[1])
     with page.expect_navigation():
         page.get_by_role("button", name="Create sheet").click()
     yield "export"
-    _open_form(sight, "/settings")
+    _open_form(view, "/settings")
     page.locator("input[name=name]").fill(words.judges[0])
     page.locator("form", has=page.locator("input[name=name]")).locator("button[type=submit]").click()
     page.locator("#new-token").wait_for()
     yield "new token"
 
 
-def _open_form(sight: Sight, path: str) -> None:
+def _open_form(view: PageView, path: str) -> None:
     """Open a form without the browser's validation, so that the panel validates it."""
-    sight.go(path)
-    sight.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
-    sight.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
+    view.go(path)
+    view.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
+    view.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
 
 
-def _upload(sight: Sight, path: str, file: Path) -> None:
-    _open_form(sight, path)
-    sight.page.locator("input[type=file]").set_input_files(file)
-    with sight.page.expect_navigation():
-        sight.page.get_by_role("button", name="Preview").click()
+def _upload(view: PageView, path: str, file: Path) -> None:
+    _open_form(view, path)
+    view.page.locator("input[type=file]").set_input_files(file)
+    with view.page.expect_navigation():
+        view.page.get_by_role("button", name="Preview").click()
 
 
 def _filled(shown: FurnishedPanel) -> Any:

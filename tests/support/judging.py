@@ -58,12 +58,12 @@ def record_cells(
     suite = suite or load_suite("tips")
     values = {"models": ",".join(models), "n_tips": 3, "experiment": experiment, "prompts": ",".join(suite.prompts)}
     config = make_config({**values, **options})
-    context = RunContext(config, suite, "c" * 32)
+    setting = RunContext(config, suite, "c" * 32)
     for model in models:
         facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
         for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
             answer = Completion(write(cell, random.Random(cell.key)), "stop", latency_s=1.0)
-            run = cell_run(context, facts, Generated(cell, answer, start_ms, start_ms + 1))
+            run = cell_run(setting, facts, Generated(cell, answer, start_ms, start_ms + 1))
             store.record(found.experiment_id, run)
     return found
 

@@ -90,7 +90,7 @@ def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words |
 class _SampleWriter:
     driver: SheetDriver
     words: Words
-    times_ms: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
+    tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
     used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of Words
 
     @property
@@ -118,16 +118,16 @@ class _SampleWriter:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        context = RunContext(self.config, self.words.suite, COLLECTION)
-        start_ms = next(self.times_ms)
+        setting = RunContext(self.config, self.words.suite, COLLECTION)
+        start = next(self.tick)
         answer: Completion | EngineFailure
         if text is None:
             answer = EngineFailure(FailureKind.RESET, self.next("failures"), partial=self.words.tips[0])
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
-        generated = Generated(cell, answer, start_ms, start_ms + 3000, foreign_resident=text == "")
-        run = cell_run(context, facts, generated, tuple(supersedes))
+        generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
+        run = cell_run(setting, facts, generated, tuple(supersedes))
         return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
     def answer(self) -> str:
@@ -199,7 +199,7 @@ class _SampleWriter:
         facts, cell = self.cells(model)[0]
         run = cell_run(
             RunContext(self.config, self.words.suite, COLLECTION), facts,
-            Generated(cell, Completion(self.answer(), "stop"), next(self.times_ms), next(self.times_ms)),
+            Generated(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -224,13 +224,13 @@ class _SampleWriter:
         summary = Summary(
             experiment.name, None, 96, 0, 96, 1, 512.5, TotalsByPair(), evidence, refused, tuple(self.words.failures)
         )
-        now = next(self.times_ms)
+        now = next(self.tick)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"
         )
         store.record(experiment.experiment_id, done)
         for model, reason in refused.items():
-            store.record(experiment.experiment_id, refused_run(model, reason, next(self.times_ms)))
+            store.record(experiment.experiment_id, refused_run(model, reason, next(self.tick)))
         store.mark_changed(experiment.experiment_id)
         board, cells = read_leaderboard(store, experiment, CellFilter())
         record_board(store, experiment.experiment_id, board)

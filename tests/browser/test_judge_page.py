@@ -64,7 +64,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: JudgingSite, visit: V
     at.ready()
     filled = fill(own.judging(at.sheet))["items"]
     for number, item in enumerate(filled, start=1):
-        at.on(number)
+        at.wait_for_item(number)
         at.score(item)
         at.press("Control+Enter")
     page.get_by_role("heading", name="All items done").wait_for()
@@ -121,7 +121,7 @@ def test_a_batch_may_be_finished_early_and_continued(own: JudgingSite, visit: Vi
     at.page.get_by_text("Too few scores to compare").wait_for()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
-    at.on(2)
+    at.wait_for_item(2)
     assert at.scores()[:2] == [4, None]
 
 
@@ -161,7 +161,7 @@ def test_what_is_missing_is_shown_instead_of_submitted(at: BatchPage) -> None:
     assert at.number == 1
     assert at.page.locator(".message").inner_text() == "One score is missing."
     at.press("5", "Control+Enter")
-    at.on(2)
+    at.wait_for_item(2)
 
 
 def test_items_are_changed_by_letters_and_by_page_keys(at: BatchPage) -> None:
@@ -206,7 +206,7 @@ def test_an_item_is_skipped_with_a_reason_and_taken_up_again(judging: JudgingSit
     assert at.page.locator("#skip-dialog").is_visible()
     at.page.keyboard.type("not a language I read")
     at.press("Enter")
-    at.on(2)
+    at.wait_for_item(2)
     assert at.mark(1) == "skipped"
     at.press("k")
     at.expect_state("Skipped")

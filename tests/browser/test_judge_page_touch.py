@@ -51,7 +51,7 @@ def test_an_item_is_judged_by_touch_alone(judging: JudgingSite, phone: BatchPage
         groups.nth(at).get_by_role("radio").nth(at % 5).tap()
     assert phone.scores() == [at % 5 + 1 for at in range(groups.count())]
     phone.page.locator(".submit").tap()
-    phone.on(number + 1)
+    phone.wait_for_item(number + 1)
     phone.page.locator(".queue-item").nth(number - 1).tap()
     phone.expect_state("Submitted")
     assert judging.answer(phone.sheet, number)["state"] == "submitted"
@@ -92,7 +92,7 @@ def test_skipping_by_touch_takes_a_ready_reason(judging: JudgingSite, phone: Bat
     phone.page.get_by_role("button", name="Skip").tap()
     phone.page.get_by_role("button", name="The text is garbled").tap()
     phone.page.get_by_role("button", name="Skip", exact=True).tap()
-    phone.on(number + 1)
+    phone.wait_for_item(number + 1)
     assert phone.mark(number) == "skipped"
 
 

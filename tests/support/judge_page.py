@@ -111,7 +111,7 @@ class BatchPage:
         """The number of the current item."""
         return int(self.page.locator("[data-part=title]").inner_text().split()[1])
 
-    def on(self, number: int) -> None:
+    def wait_for_item(self, number: int) -> None:
         """Wait until that item is shown."""
         self.page.locator("[data-part=title]", has_text=f"Item {number} of").wait_for()
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from support.hostile import MARK, fitting, hostile_names, hostile_words
+from support.hostile import MARK, as_name, hostile_names, hostile_words
 from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
 from support.sample_experiment import SampleExperiment, Words, empty_experiment, record_sample
@@ -313,7 +313,7 @@ def _events(words: Words, *, ended: bool) -> list[events.Event]:
 def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
     """Submit jobs that end in each state, and one that stays in the queue."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
-    models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
+    models = ",".join(as_name(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
     for key in ("succeeded", "failed", "lost", "running", "queued"):
         resource = "running" if key == "queued" else key  # the queued job waits for the resource of the running one
@@ -338,7 +338,7 @@ def after_forms(view: PageView, shown: FurnishedPanel, folder: Path) -> Iterator
     page.get_by_role("button", name="Show plan").click()
     page.locator("#plan-result, #outcome").first.wait_for()
     yield "plan"
-    wrong = folder / f"{fitting(words.tips[0], 60).replace('/', '∕')}.json"
+    wrong = folder / f"{as_name(words.tips[0], 60).replace('/', '∕')}.json"
     wrong.write_text(json.dumps({"format": text, "experiment": shown.content.name, "sheet": text, "items": [text]}))
     _upload(view, here, wrong)
     yield "refused import"

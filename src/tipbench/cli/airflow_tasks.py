@@ -67,14 +67,15 @@ def read_conf(conf: Conf, settings: Settings, *, uses_conf_ollama: bool = False)
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
+    given = {key: value for key, value in values.items() if value is not None}
     for key in URL_KEYS:
-        if "@" in urlsplit(str(conf.get(key) or "")).netloc:
+        if not given.get(key):
+            given.pop(key, None)  # an empty URL counts as missing
+        elif "@" in urlsplit(str(given[key])).netloc:
             raise UsageError(
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    given = {key: value for key, value in values.items() if value is not None}
-    given = {key: value for key, value in given.items() if value or key not in URL_KEYS}  # an empty URL is missing too
     worker_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)

@@ -16,7 +16,7 @@ import httpx
 from support.hostile import MARK, as_name, hostile_names, hostile_words
 from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
-from support.sample_experiment import SampleExperiment, Words, empty_experiment, record_sample
+from support.sample_experiment import SAMPLE_EXPERIMENT, SampleExperiment, Words, empty_experiment, record_sample
 from support.scripted_runner import ScriptedRunner
 from support.serving import learn, serving
 from tipbench.jobs.command import collect_request, judge_request
@@ -184,15 +184,8 @@ def _session(site: Site, who: Who) -> str:
 @contextmanager
 def furnished_panel(folder: Path) -> Iterator[FurnishedPanel]:
     """Serve a panel with ordinary content."""
-    words = Words()
-    store = MemoryStore()
-    content = record_sample(store, words=words)
-    empty_experiment(store, EMPTY)
-    furnish_unjudged(store)
-    with panel_site(folder / "home", store, runner=_runner(words)) as site:
-        _submit_jobs(site, content, words)
-        policies = furnish_policies(folder / "home", store, "trial on staging")
-        yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
+    with _panel(folder / "home", MemoryStore(), SAMPLE_EXPERIMENT, Words(), note="trial on staging") as panel:
+        yield panel
 
 
 @contextmanager
@@ -203,18 +196,25 @@ def hostile_panel(folder: Path) -> Iterator[FurnishedPanel]:
     names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
     for name in names:
         store.ensure_experiment(name)
-    content = record_sample(store, names[4] + "/a b?c=d&e#f", words)
-    empty_experiment(store, EMPTY)
-    furnish_unjudged(store)
-    with panel_site(folder / "home", store, runner=_runner(words)) as site:
+    with _panel(folder / "home", store, names[4] + "/a b?c=d&e#f", words, note=names[0]) as panel:
         for name in hostile_names(60):
-            site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
+            panel.site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
+        yield panel
+
+
+@contextmanager
+def _panel(home: Path, store: MemoryStore, experiment: str, words: Words, *, note: str) -> Iterator[FurnishedPanel]:
+    """Serve a panel with experiments, jobs, policies and a simulation. `note` is user and reason of the promotions."""
+    content = record_sample(store, experiment, words)
+    empty_experiment(store, EMPTY)
+    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
+    with panel_site(home, store, runner=_runner(words)) as site:
         _submit_jobs(site, content, words)
-        policies = furnish_policies(folder / "home", store, names[0])
+        policies = _furnish_policies(home, store, note)
         yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
 
 
-def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str]:
+def _furnish_policies(home: Path, store: MemoryStore, note: str) -> dict[str, str]:
     """Record decisions of a policy server, promotions and a simulation; return their pages by name."""
     with serving(home) as service:
         for policy in POLICIES:
@@ -222,16 +222,11 @@ def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str
     with switches_of(home) as switches:
         switches.set_shadow("egreedy-v2-shadow", True)
         switches.add_shadow_counts("egreedy-v2-shadow", ShadowCounts(calls=1200, dropped=3, errors=1))
-        switches.switch_unchecked("egreedy/v3", user=word, reason=word)
-    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=word)
+        switches.switch_unchecked("egreedy/v3", user=note, reason=note)
+    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=note)
     config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
     run_id = record_simulation(store, simulate(config, workers=1).to_json())
     return {"policies": "/policies?user_id=u1", "simulation": f"/simulations/{run_id}"}
-
-
-def furnish_unjudged(store: MemoryStore) -> None:
-    """Record an experiment with unjudged answers."""
-    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:

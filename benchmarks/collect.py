@@ -14,8 +14,8 @@ from typing import Any
 from loops import chat_loop, log_loop
 from process import run_collect
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import ScriptedProcess, start_mlflow
-from work import MODELS, LoggedRun, Work, count_chats, count_logged_chats, logged_chats, recorded_runs
+from servers import RealMlflow, ScriptedProcess
+from work import MODELS, LoggedRun, Work, chat_bodies, count_chats, count_logged_chats, logged_chats, recorded_runs
 
 _FEW_CELLS = 96
 _SLOW_CELLS = 24
@@ -56,7 +56,7 @@ def measure(size: Size) -> Result:
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name:
         folder = Path(name)
         (folder / "mlflow").mkdir()
-        with start_mlflow(folder / "mlflow") as mlflow:
+        with RealMlflow(folder / "mlflow") as mlflow:
             bench = _Bench(folder, mlflow.url)
             bench.collect(Work(_FEW_CELLS))  # not counted: fills file caches and the bytecode folder
             for number in count_rounds("collect", size.rounds):
@@ -85,7 +85,7 @@ class _Bench:
         return Round(chat_s, log_s, collected)
 
     def chat(self, work: Work) -> float:
-        bodies = work.chat_bodies()
+        bodies = chat_bodies(work.config)
         with ScriptedProcess(MODELS, call_s=work.call_s) as server:
             ended = chat_loop(server.url, bodies, work.concurrency)
             log = server.log()
@@ -123,7 +123,7 @@ def _first_chat(log: dict[str, Any]) -> float:
 
 def _check_chats(work: Work, log: dict[str, Any]) -> None:
     """Raise NotMeasured unless exactly the grid's chat requests were sent, so that loop and tipbench compare."""
-    bodies = [body for group in work.chat_bodies().values() for body in group]
+    bodies = [body for group in chat_bodies(work.config).values() for body in group]
     if count_logged_chats(log) != count_chats(bodies):
         raise NotMeasured(f"not the grid's chat requests: {len(logged_chats(log))} logged, {len(bodies)} expected")
 

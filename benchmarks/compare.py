@@ -13,7 +13,7 @@ import numpy as np
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import record_cells, start_mlflow
+from servers import RealMlflow, record_cells
 from tipbench.compare.attribution import attribute
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
 from tipbench.compare.ranking import rank
@@ -30,7 +30,7 @@ def measure(size: Size) -> Result:
     """Measure the statistics on random scores, then the whole command on recorded runs."""
     small = tuple(_rank_s(_matrix(*SMALL)) for _ in range(size.rounds))
     large = tuple(_rank_s(_matrix(*LARGE)) for _ in range(size.rounds))
-    with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, start_mlflow(Path(name)) as mlflow:
+    with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, RealMlflow(Path(name)) as mlflow:
         models = [f"model-{number}:1b" for number in range(size.cells // 24)]
         cells = 24 * len(models)
         with MlflowStore(mlflow.url) as store:

@@ -20,7 +20,7 @@ import httpx
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import SheetDriver, fill, record_cells, start_mlflow
+from servers import RealMlflow, SheetDriver, fill, record_cells
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-panel"
@@ -56,7 +56,7 @@ def measure(size: Size) -> Result:
     cells = 24 * len(models)
     with (
         tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name,
-        start_mlflow(Path(name)) as mlflow,
+        RealMlflow(Path(name)) as mlflow,
         MlflowStore(mlflow.url) as store,
     ):
         say(f"panel: recording {cells} cells and judging them")

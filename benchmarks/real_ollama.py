@@ -14,7 +14,7 @@ import httpx
 
 from process import run_collect
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s
-from servers import PsWatcher, RealOllama, shared_weights_home, start_mlflow
+from servers import PsWatcher, RealMlflow, RealOllama, shared_weights_home
 from work import chat_bodies
 
 MODELS = ("alpha:135m", "beta:135m", "gamma:135m")
@@ -32,7 +32,7 @@ def measure(size: Size) -> Result:
         folder = Path(name)
         (folder / "mlflow").mkdir()
         (folder / "ollama").mkdir()
-        with start_mlflow(folder / "mlflow") as mlflow, RealOllama(folder / "ollama") as ollama:
+        with RealMlflow(folder / "mlflow") as mlflow, RealOllama(folder / "ollama") as ollama:
             ollama.three_models(gguf)
             bodies = chat_bodies(OPTIONS)
             _loop(ollama.url, bodies[MODELS[0]][:2])  # not counted: fills file caches

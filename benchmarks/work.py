@@ -48,10 +48,6 @@ class Work:
             "concurrency": str(self.concurrency),
         }
 
-    def chat_bodies(self) -> dict[str, list[bytes]]:
-        """The bodies of the chat requests by model."""
-        return chat_bodies(self.config)
-
 
 def _shape(cells: int) -> tuple[int, int]:
     """The scenarios and repeats that give exactly this number of cells."""

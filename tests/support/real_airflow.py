@@ -73,18 +73,11 @@ class RealAirflow:
         if self._process is not None and self._process.poll() is None:
             return self
         self.stop()  # closes the output of a process that ended by itself
-        script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command += ["--home", str(self.folder / "airflow"), "--dags", str(ROOT / "dags"), "--port", str(self._port)]
         with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [
-                    *script,
-                    "--home",
-                    str(self.folder / "airflow"),
-                    "--dags",
-                    str(ROOT / "dags"),
-                    "--port",
-                    str(self._port),
-                ],
+                command,
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, emit, story, wait_for
+from support.airflow_site import MLFLOW, MODELS, Site, airflow_site, emit, successful_collect, wait_for
 from support.polling import eventually
 from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
@@ -53,7 +53,7 @@ def test_a_task_that_airflow_retries_has_its_failure_as_the_reason(site: Site) -
         (task,) = (task for task in run.tasks if task.model == model)
         task.state = "up_for_retry"
         released.wait(30)
-        return story(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = collecting
     job = site.job(models="alpha:1b")
@@ -67,7 +67,7 @@ def test_a_task_that_airflow_retries_has_its_failure_as_the_reason(site: Site) -
 def test_a_job_that_succeeds_without_a_refused_model_names_it(site: Site) -> None:
     def collecting(model: str, log: list[str]) -> int:
         if model == "alpha:1b":
-            return story(model, log)
+            return successful_collect(model, log)
         emit(log, wire.Collected("tip-bench-x", 0, 0, 0, 0, refused=("big:9b has 9.00B parameters.",)), wire.Exit(0))
         return 0
 
@@ -123,7 +123,7 @@ def test_a_paused_dag_is_not_queried_at_every_start_attempt(site: Site) -> None:
 
 def test_a_cancel_that_airflow_does_not_allow_is_reported_once(site: Site) -> None:
     job = site.job(wait_for_judge=True)
-    site.cells.waiting = 2
+    site.cells.n_pending = 2
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
     site.airflow.may_cancel = False
@@ -284,7 +284,7 @@ def test_waits_and_recordings_of_a_task_end_with_its_attempt(site: Site) -> None
         if model == "alpha:1b":
             emit(log, wire.Started("1"), wire.Waiting("Ollama", 5.0), wire.Recording(3), wire.Exit(1))
             return 1
-        return story(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = collecting
     job = site.job()
@@ -317,7 +317,7 @@ def test_the_stored_progress_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: Site) -> None:
-    site.cells.waiting = 2
+    site.cells.n_pending = 2
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
@@ -329,20 +329,20 @@ def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: Site) -> None:
 
 
 def test_a_job_waits_for_the_judge_and_continues_when_no_cell_is_pending(site: Site) -> None:
-    site.cells.waiting = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     seen = site.until(job, lambda seen: seen.state is JobState.WAITING)
     seen = site.until(job, lambda seen: bool(seen.reason))
     assert seen.reason == "4 cells wait for a judge."
     assert site.airflow.count("PATCH", "hitlDetails") == 0
-    site.cells.waiting = 0
+    site.cells.n_pending = 0
     assert site.ended(job).state is JobState.SUCCEEDED
     assert site.airflow.count("PATCH", "hitlDetails") >= 1
 
 
 def test_a_gate_answered_in_airflow_continues_the_job(site: Site) -> None:
-    site.cells.waiting = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
@@ -351,18 +351,18 @@ def test_a_gate_answered_in_airflow_continues_the_job(site: Site) -> None:
 
 
 def test_an_mlflow_that_is_unavailable_keeps_the_job_waiting(site: Site) -> None:
-    site.cells.trouble = MlflowUnavailable("MLflow cannot be reached.")
+    site.cells.error = MlflowUnavailable("MLflow cannot be reached.")
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     seen = site.until(job, lambda seen: "cannot be read" in seen.reason)
     assert seen.state is JobState.WAITING
     assert "MLflow cannot be reached." in seen.reason
-    site.cells.trouble = None
+    site.cells.error = None
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
 def test_a_waiting_job_can_be_cancelled(site: Site) -> None:
-    site.cells.waiting = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
@@ -372,7 +372,7 @@ def test_a_waiting_job_can_be_cancelled(site: Site) -> None:
 
 
 def test_a_waiting_job_holds_no_resource(site: Site) -> None:
-    site.cells.waiting = 4
+    site.cells.n_pending = 4
     first, second = site.job(wait_for_judge=True), site.job()
     with Supervisor(site.store, {"airflow": site.runner}, site.home / "jobs" / "lock", tick_s=0.02):
         wait_for(site, first, JobState.WAITING)
@@ -381,7 +381,7 @@ def test_a_waiting_job_holds_no_resource(site: Site) -> None:
 
 
 def test_a_run_that_waits_for_weeks_is_polled_rarely(site: Site) -> None:
-    site.cells.waiting = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
@@ -433,13 +433,13 @@ def test_a_retry_that_is_started_twice_clears_once(site: Site) -> None:
 
 
 def test_a_retry_of_a_cancelled_job_is_a_new_run(site: Site) -> None:
-    site.cells.waiting = 1
+    site.cells.n_pending = 1
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.until(job, lambda seen: seen.state is JobState.WAITING)
     site.runner.cancel(job)
     site.ended(job)
-    site.cells.waiting = 0
+    site.cells.n_pending = 0
     again = retried(site, job)
     site.runner.start(again)
     assert site.ended(again).state is JobState.SUCCEEDED

@@ -27,10 +27,10 @@ MODELS = "alpha:1b,beta:1b"
 
 @dataclass
 class Cells:
-    """The number of pending cells, set by a test."""
+    """The number of pending cells, or the error of counting them, set by a test."""
 
-    waiting: int = 0
-    trouble: TipbenchError | None = None
+    n_pending: int = 0
+    error: TipbenchError | None = None
     url: str | None = MLFLOW
 
     def address(self, job: Job) -> str:  # noqa: ARG002
@@ -39,16 +39,16 @@ class Cells:
         return self.url
 
     def pending(self, job: Job) -> int:  # noqa: ARG002
-        if self.trouble is not None:
-            raise self.trouble
-        return self.waiting
+        if self.error is not None:
+            raise self.error
+        return self.n_pending
 
 
 def emit(log: list[str], *events: wire.Event) -> None:
     log += [event_line(event, time.time()).decode().rstrip() for event in events]
 
 
-def story(model: str, log: list[str]) -> int:
+def successful_collect(model: str, log: list[str]) -> int:
     """Write the events of a successful collect of two cells."""
     emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
     log.append(f"collecting {model}")
@@ -79,7 +79,7 @@ class Site:
         if model in self.failing:
             emit(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
             return 2
-        return story(model, log)
+        return successful_collect(model, log)
 
     def job(self, **changes: Any) -> Job:
         wait = changes.pop("wait_for_judge", False)

@@ -73,18 +73,11 @@ class RealAirflow:
         if self._process is not None and self._process.poll() is None:
             return self
         self.stop()  # closes the output of a process that ended by itself
-        script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command += ["--home", str(self.folder / "airflow"), "--dags", str(ROOT / "dags"), "--port", str(self._port)]
         with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [
-                    *script,
-                    "--home",
-                    str(self.folder / "airflow"),
-                    "--dags",
-                    str(ROOT / "dags"),
-                    "--port",
-                    str(self._port),
-                ],
+                command,
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -178,11 +171,11 @@ class RealAirflow:
 
     def end_runs(self) -> None:
         """Fail every active run and wait for its end: it would occupy the pool that others wait for."""
-        left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
+        active = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
-            for run_id in left:
+            for run_id in active:
                 client.patch(f"/api/v2/dags/{DAG}/dagRuns/{run_id}", json={"state": "failed"}).raise_for_status()
-        for run_id in left:
+        for run_id in active:
             self.wait_for(run_id, ENDED)
 
     def _runs(self, path: str, **params: Any) -> Any:
@@ -236,7 +229,7 @@ class RealAirflow:
         pytest.fail("\n".join(report))
 
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """Do the same for a task, named as in `states`."""
+        """Wait until a task, named as in `states`, has one of these states and return it; fails after `within_s`."""
         deadline = time.monotonic() + within_s
         while (state := self.states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:
@@ -269,7 +262,7 @@ class DagProgram:
     ) -> None:
         """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
-        how = f"did not end within {within_s:g} s"
+        problem = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [airflow_environment() / "bin" / command, *words],
@@ -281,5 +274,5 @@ class DagProgram:
             )
             if done.returncode == 0:
                 return
-            how = f"ended with {done.returncode}"
-        pytest.fail(f"{command} {' '.join(words)} {how}:\n{log.read_text('utf-8', 'replace')[-6000:]}")
+            problem = f"ended with {done.returncode}"
+        pytest.fail(f"{command} {' '.join(words)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

@@ -77,16 +77,16 @@ def find_binary() -> Path | None:
     """TIPBENCH_OLLAMA, else a supported `ollama` on PATH, else the one in the cache."""
     named = os.environ.get("TIPBENCH_OLLAMA")
     if named:
-        if not fits(Path(named)):
+        if not is_supported(Path(named)):
             raise OllamaMissingError(f"TIPBENCH_OLLAMA is {named}, which is not an Ollama from 0.11.4 to below 0.30.")
         return Path(named)
     on_path = shutil.which("ollama")
-    if on_path and fits(Path(on_path)):
+    if on_path and is_supported(Path(on_path)):
         return Path(on_path)
-    return cached_binary() if fits(cached_binary()) else None
+    return cached_binary() if is_supported(cached_binary()) else None
 
 
-def fits(binary: Path) -> bool:
+def is_supported(binary: Path) -> bool:
     """Whether the tests support this version: from 0.30 on the server needs a second program and differs."""
     if not os.access(binary, os.X_OK):
         return False
@@ -104,7 +104,7 @@ def build_binary() -> Path:
     """Build Ollama into the cache, once; takes about three minutes with Go and gcc."""
     target = cached_binary()
     with _locked(target.parent):
-        if fits(target):
+        if is_supported(target):
             return target
         go = shutil.which("go")
         if go is None or not (shutil.which("gcc") or shutil.which("clang")):

@@ -143,12 +143,12 @@ class _SampleWriter:
                 runs["stale"] = self.record(*self.cells(model, build="1")[0], self.answer())
                 runs["superseded"] = self.record(*cells[0], None)
             for number, (facts, cell) in enumerate(cells):
-                first, floored = at == number == 0, at == 1 and number == len(cells) - 1
-                old = [runs["superseded"]] if first else []
-                text = "" if floored else self.answer()
-                name = "judged" if first else "floored" if floored else ""
-                run_id = self.record(facts, cell, text, old)
-                runs |= {name: run_id} if name else {}
+                if at == number == 0:
+                    runs["judged"] = self.record(facts, cell, self.answer(), supersedes=[runs["superseded"]])
+                elif at == 1 and number == len(cells) - 1:
+                    runs["floored"] = self.record(facts, cell, "")
+                else:
+                    self.record(facts, cell, self.answer())
         return runs
 
     def judge(self) -> tuple[str, str]:
@@ -156,14 +156,14 @@ class _SampleWriter:
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
-            self.send_back(self.driver.export(first, seed=1, **options).stored)
-        self.send_back(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
+            self.apply_filled(self.driver.export(first, seed=1, **options).stored)
+        self.apply_filled(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
         held = self.driver.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
         assert self.driver.apply(self.filled(held, careless=True)).status == "held"
         still_open = self.driver.export(second, seed=4, everything=True).stored
         return held.sheet.id, still_open.sheet.id
 
-    def send_back(self, judging: StoredSheet) -> None:
+    def apply_filled(self, judging: StoredSheet) -> None:
         applied = self.driver.apply(self.filled(judging))
         assert applied.status == "applied", applied
 

@@ -31,14 +31,14 @@ USER, PASSWORD = "bench", "a-password-for-tests"
 Reply = tuple[int, Any]
 _FAULTS = {"busy": (503, b"try later"), "html": (200, b"<html>another program</html>")}
 _MAX_BODY_BYTES = 1_000_000
-Collecting = Callable[[str, list[str]], int]  # model, log → exit code
-_SIMPLE = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
+CollectFunction = Callable[[str, list[str]], int]  # model, log → exit code
+_UNMAPPED_TASKS = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 
 class ScriptedAirflow:
     """The server in a thread of this process. `fault` replaces every response: away, busy, html, or empty for none."""
 
-    def __init__(self, home: Path, collecting: Collecting | None = None) -> None:
+    def __init__(self, home: Path, collecting: CollectFunction | None = None) -> None:
         """`collecting` replaces the real command: it writes to the log and returns an exit code."""
         self.home = home
         self.collecting = collecting
@@ -54,7 +54,7 @@ class ScriptedAirflow:
         self.runs: dict[str, ScriptedDagRun] = {}
         self.lose_answers_to = ""  # a path whose next request is carried out without a response
         self.broken, self.broken_with = "", 500  # part of a path, and the status of its responses
-        self.repeats = ""  # the beginning of a path whose requests are returned as an error
+        self.echoes = ""  # the beginning of a path whose requests are returned in an error response
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -83,7 +83,7 @@ class ScriptedAirflow:
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
-        if self.repeats and parts.path.startswith(self.repeats):
+        if self.echoes and parts.path.startswith(self.echoes):
             return 400, {"you": [method, url, body, bearer]}
         if parts.path == "/auth/token":
             return self._log_in(body)
@@ -92,19 +92,19 @@ class ScriptedAirflow:
             return (401, {"detail": "Token Expired"}) if ours else (403, {"detail": "Invalid JWT token"})
         if self.broken and self.broken in parts.path:
             return self.broken_with, {"detail": "Something went wrong"}
-        words = [unquote(word) for word in parts.path.removeprefix("/api/v2/").split("/")]
-        if words[0] == "pools":
-            return (200, {"name": words[1]}) if words[1] in self.pools else (404, {"detail": "no such pool"})
-        if words[:1] != ["dags"] or words[1] != DAG or not self.has_dag:
-            return 404, {"detail": f"The Dag with ID: `{words[1]}` was not found"}
-        if len(words) == 2:
+        segments = [unquote(segment) for segment in parts.path.removeprefix("/api/v2/").split("/")]
+        if segments[0] == "pools":
+            return (200, {"name": segments[1]}) if segments[1] in self.pools else (404, {"detail": "no such pool"})
+        if segments[:1] != ["dags"] or segments[1] != DAG or not self.has_dag:
+            return 404, {"detail": f"The Dag with ID: `{segments[1]}` was not found"}
+        if len(segments) == 2:
             return 200, {"dag_id": DAG, "is_paused": self.paused}
-        if words[2] == "clearTaskInstances":
+        if segments[2] == "clearTaskInstances":
             self.runs[body["dag_run_id"]].clear(body["task_ids"])
             return 200, {"task_instances": []}
-        if len(words) == 3 and method == "POST":
+        if len(segments) == 3 and method == "POST":
             return self._trigger(body)
-        return self._of_run(method, words[3:], query, body)
+        return self._answer_for_run(method, segments[3:], query, body)
 
     def _log_in(self, body: dict[str, Any]) -> Reply:
         self.logins += 1
@@ -126,19 +126,19 @@ class ScriptedAirflow:
         self.runs[run_id].start()
         return 200, {"dag_run_id": run_id, "state": "queued"}
 
-    def _of_run(self, method: str, words: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
-        run = self.runs.get(words[0])
+    def _answer_for_run(self, method: str, segments: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+        run = self.runs.get(segments[0])
         if run is None:
             return 404, {"detail": "The DagRun was not found"}
-        if len(words) == 1:
-            return self._run_itself(method, words[0], run)
-        if len(words) == 2:
+        if len(segments) == 1:
+            return self._answer_for_whole_run(method, segments[0], run)
+        if len(segments) == 2:
             found = [task.to_json() for task in run.tasks]
             start = int(query.get("offset", 0))
             return 200, {"task_instances": found[start : start + int(query["limit"])], "total_entries": len(found)}
-        return self._of_task(method, run, words[2:], query, body)
+        return self._answer_for_task(method, run, segments[2:], query, body)
 
-    def _run_itself(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
+    def _answer_for_whole_run(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
         if method == "DELETE":
             del self.runs[run_id]
             run.cancel()
@@ -149,21 +149,21 @@ class ScriptedAirflow:
             run.cancel()
         return 200, {"dag_run_id": run_id, "state": run.state}
 
-    def _of_task(
-        self, method: str, run: ScriptedDagRun, words: list[str], query: dict[str, str], body: dict[str, Any]
+    def _answer_for_task(
+        self, method: str, run: ScriptedDagRun, segments: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
-        if words[-1] == "hitlDetails":
+        if segments[-1] == "hitlDetails":
             return run.judged(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
-        task = run.task(words[0], int(query.get("map_index", -1)))
-        if task is None or words[1] != "logs":
+        task = run.task(segments[0], int(query.get("map_index", -1)))
+        if task is None or segments[1] != "logs":
             return 404, {"detail": "not found"}
         if not query.get("token", run.key).startswith(run.key):
             return 400, {"detail": "Bad Signature. Please use only the tokens provided by the API."}
-        lines = list(task.logs.get(int(words[2]), []))
+        lines = list(task.logs.get(int(segments[2]), []))
         known = int(query["token"].rpartition("-")[2]) if "token" in query else None
         head = [{"event": "::group::Log message source details"}, {"event": "::endgroup::"}]
         content = ([] if known is not None else head) + [{"event": line} for line in lines[known or 0 :]]
-        over = task.state != "running" or task.attempt != int(words[2])
+        over = task.state != "running" or task.attempt != int(segments[2])
         return 200, {"content": content, "continuation_token": None if over else f"{run.key}-{len(lines)}"}
 
 
@@ -240,7 +240,7 @@ class ScriptedDagRun:
         self._process: subprocess.Popen[str] | None = None
         models = split_names(self.conf["models"])
         self._collects = [ScriptedTask("collect", at, model, "ollama") for at, model in enumerate(models)]
-        self._others = {name: ScriptedTask(name) for name in _SIMPLE}
+        self._others = {name: ScriptedTask(name) for name in _UNMAPPED_TASKS}
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -280,50 +280,52 @@ class ScriptedDagRun:
         named = {tuple(each) if isinstance(each, list) else (each, -1) for each in task_ids}
         follows = False
         for task in self.tasks:
-            if (task.task_id, task.map_index) in named or (follows and task.task_id in _SIMPLE):
+            if (task.task_id, task.map_index) in named or (follows and task.task_id in _UNMAPPED_TASKS):
                 task.state, follows = None, True
         self.state = "queued"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._until(lambda: not self._site.paused)
+        self._wait_until(lambda: not self._site.paused)
         self.state = "running"
-        self._simple("plan", "planned")
+        self._run_unmapped("plan", "planned")
         for task in self._collects:
             if task.state is None:
                 self._collect(task)
-        self._simple("export_for_judge", "exported")
+        self._run_unmapped("export_for_judge", "exported")
         if self.conf.get("wait_for_judge") and not self._cancelled.is_set():
             self._others["wait_for_judge"].begin()
             self._others["wait_for_judge"].state = "awaiting_input"
-            self._until(self._answered.is_set)
-        self._simple("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
-        self._simple("compare", "compared")
+            self._wait_until(self._answered.is_set)
+        self._run_unmapped("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
+        self._run_unmapped("compare", "compared")
         failed = any(task.state == "failed" for task in self._collects)
-        self._simple("outcome", "a model failed" if failed else "all models are collected")
+        self._run_unmapped("outcome", "a model failed" if failed else "all models are collected")
         if failed:
             self._others["outcome"].state = "failed"
         self.state = "failed" if failed or self._cancelled.is_set() else "success"
 
-    def _simple(self, name: str, words: str, *, skip: bool = False) -> None:
+    def _run_unmapped(self, name: str, log_line: str, *, skip: bool = False) -> None:
         task = self._others[name]
         if task.state not in (None, "awaiting_input"):
             return
         if skip or self._cancelled.is_set():
             task.state = "skipped"
             return
-        (task.logs[task.attempt] if task.state else task.begin()).append(words)
+        log = task.logs[task.attempt] if task.state else task.begin()
+        log.append(log_line)
         task.state = "success"
 
-    def _until(self, wanted: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition or the cancellation, at most two minutes."""
         deadline = time.monotonic() + 120
-        while not wanted() and not self._cancelled.is_set() and time.monotonic() < deadline:
+        while not condition() and not self._cancelled.is_set() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _collect(self, task: ScriptedTask) -> None:
         task.state = "scheduled"
-        self._until(lambda: task.pool in self._site.pools)
+        self._wait_until(lambda: task.pool in self._site.pools)
         if self._cancelled.is_set():
             task.state = "skipped"
             return

@@ -67,14 +67,15 @@ def read_conf(conf: Conf, settings: Settings, *, uses_conf_ollama: bool = False)
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
+    given = {key: value for key, value in values.items() if value is not None}
     for key in URL_KEYS:
-        if "@" in urlsplit(str(conf.get(key) or "")).netloc:
+        if not given.get(key):
+            given.pop(key, None)  # an empty URL counts as missing
+        elif "@" in urlsplit(str(given[key])).netloc:
             raise UsageError(
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    given = {key: value for key, value in values.items() if value is not None}
-    given = {key: value for key, value in given.items() if value or key not in URL_KEYS}  # an empty URL is missing too
     worker_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)
@@ -268,7 +269,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    # None if no model is refused. With skip_refused, None unless all models are refused.
+    # An error if a model is refused; with skip_refused, only if all are.
     refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
@@ -365,8 +366,8 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             accepted[model][task] = facts[model]
     refused_models = [model for model in config.model_names if not accepted[model]]
     all_unavailable = len(unavailable) == len(servers)
-    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(refused_models)
-    if unavailable and (all_unavailable or refusal_fails_run):
+    remote_is_refused = any(model in refused_models for model in remote_models)
+    if unavailable and (all_unavailable or (remote_is_refused and not config.skip_refused)):
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")

@@ -31,7 +31,7 @@ function replaceParts(fresh) {
   }
   for (const name of ["title", "announce", "ended"]) live.dataset[name] = fresh.dataset[name];
   document.title = live.dataset.title;
-  updateChip(fresh.dataset);
+  updateJobsLink(fresh.dataset);
   const announce = document.getElementById("announce");
   if (announce.dataset.last !== live.dataset.announce) {
     if (announce.dataset.last) announce.textContent = live.dataset.announce;
@@ -39,13 +39,13 @@ function replaceParts(fresh) {
   }
 }
 
-/** Update or remove the header's badge with the running job; a badge is never added. */
-function updateChip({ chip: text, chipUrl: url }) {
-  const chip = document.getElementById("header-chip");
-  if (!chip) return;
-  if (!text) return chip.remove();
-  chip.href = url;
-  chip.querySelector(".badge").lastChild.textContent = ` ${text}`;
+/** Update or remove the header's link to the running jobs; a link is never added. */
+function updateJobsLink({ jobsText: text, jobsUrl: url }) {
+  const link = document.getElementById("jobs-link");
+  if (!link) return;
+  if (!text) return link.remove();
+  link.href = url;
+  link.querySelector(".badge").lastChild.textContent = ` ${text}`;
 }
 
 /** Whether two sets of actions have the same buttons and differ only in hidden fields; an open confirmation then stays open. */

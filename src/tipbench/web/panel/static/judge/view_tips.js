@@ -41,13 +41,13 @@ export class TipsView {
   }
 
   /** Focuses the current scale and scrolls it into view. */
-  focus({ scroll = true } = {}) {
+  focus() {
     const { spot } = this.#editor;
     if (!spot) return;
     const { groups, card } = this.#tips[spot.tip];
     const { box } = groups[spot.scale];
     box.focus({ preventScroll: true }); // the group, not one of its scores: nothing is chosen yet
-    if (scroll) (STILL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
+    (STILL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
   }
 
   openNote(at) {

@@ -60,18 +60,6 @@ _STATUS_ORDER = {"held": 0, "open": 1}  # held batches wait for an admin
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch
 
 
-@dataclass(frozen=True)
-class JudgeBatches:
-    """A judge's batches."""
-
-    judge: str
-    count: Mapping[str, int]  # of batches, by status
-    skipped: int  # items
-    minutes_per_item: float | None  # median over the submitted items
-    batches: tuple[tuple[BatchShape, Skips], ...]
-    left_out: int  # closed batches not listed
-
-
 def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
 
@@ -83,8 +71,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
         sheets = [
             each for each in judging.history if each.judge == status.judge and each.provisional == status.provisional
         ]
-        latest_drift = sheets[-1].drift if sheets else None
-        drift = latest_drift or {}
+        drift = (sheets[-1].drift if sheets else None) or {}  # of the latest sheet
         scales = []
         for scale in drift.get("scales", ()):
             points = drift_points(sheets, status.judge, scale["scale"], provisional=status.provisional)
@@ -150,7 +137,7 @@ def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
 
 def batch_views(
     newest_first: Iterable[BatchShape], skips: Callable[[str], Skips], minutes_per_item: Mapping[str, float]
-) -> list[JudgeBatches]:
+) -> list[dict[str, Any]]:
     """Group batches by judge. Judges with held batches come first, then those with open ones."""
     by_judge: dict[str, list[BatchShape]] = {}
     for batch in sorted(newest_first, key=_status_order):
@@ -162,14 +149,14 @@ def batch_views(
         count = Counter[str](batch.status for batch in batches)
         listed = batches[: count["held"] + count["open"] + MAX_CLOSED]  # closed batches come last
         views.append(
-            JudgeBatches(
-                judge,
-                count,
-                skipped=sum(batch.skipped for batch in batches),
-                minutes_per_item=minutes_per_item.get(judge),
-                batches=tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed),
-                left_out=len(batches) - len(listed),
-            )
+            {
+                "judge": judge,
+                "count": count,  # of batches, by status
+                "skipped": sum(batch.skipped for batch in batches),  # items
+                "minutes_per_item": minutes_per_item.get(judge),
+                "batches": [(batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed],
+                "left_out": len(batches) - len(listed),  # closed batches
+            }
         )
     return views
 

@@ -62,9 +62,9 @@ def preview(
     get_experiment(store, experiment)
     upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
+        return _render_import(request, experiment, upload=None, status=404, error=_EXPIRED)
     if upload.outcome is not None:
-        return _page(request, experiment, upload, outcome=upload.outcome)
+        return _render_import(request, experiment, upload, outcome=upload.outcome)
     return _preview_page(request, upload, who, store)
 
 
@@ -83,7 +83,7 @@ def confirm(
     uploads = uploads_of(request.app)
     upload = uploads.find(upload_id, who.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
+        return _render_import(request, experiment, upload=None, status=404, error=_EXPIRED)
     if form.fields.get("sha256") != upload.sha256:
         error = "The form refers to another file than the stored one. Check the preview again."
         return _preview_page(request, upload, who, store, status=409, error=error)
@@ -109,13 +109,13 @@ def _preview_page(
     try:
         result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
     except SheetRefused as exc:
-        return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
+        return _render_import(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:
-        return _page(request, upload.experiment, upload, status=422, error=str(exc))
-    return _page(request, upload.experiment, upload, status=status, previewed=result, error=error)
+        return _render_import(request, upload.experiment, upload, status=422, error=str(exc))
+    return _render_import(request, upload.experiment, upload, status=status, previewed=result, error=error)
 
 
-def _page(
+def _render_import(
     request: Request,
     experiment: str,
     upload: Upload | None,

@@ -74,14 +74,14 @@ class Select:
 
 
 def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judging: JudgingStatus) -> dict[str, Any]:
-    """Return the page's forms with their current values. Each form sends the other forms' values as hidden fields."""
+    """Return the options above the board, in forms. Each form sends the other forms' values as hidden fields."""
     query = url.query
-    judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
-    if query.judge is not None and query.judge not in judge_names:
-        judge_names.append(query.judge)
     filters = list(_filters(query, available))
     filter_keys = {each.id for each in filters}
     hidden_where = tuple(("where", f"{key}={value}") for key, value in query.where if key not in filter_keys)
+    judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
+    if query.judge is not None and query.judge not in judge_names:
+        judge_names.append(query.judge)
     if len(judge_names) > 1 or query.judge is not None:
         judge_options = select_options("all judges", judge_names)
         filters.append(Select(id="judge", name="judge", label="Judge", options=judge_options, value=query.judge or ""))

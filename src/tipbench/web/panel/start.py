@@ -55,7 +55,7 @@ MAX_VALUE_CHARS = 4000
 _YES, _NO = "true", "false"
 _TRUE_TEXTS = ("true", "on", "1", "yes")  # in a URL or a submitted form
 
-Schema = Mapping[str, Any]
+Schema = Mapping[str, Any]  # JSON schema of the configuration, or of one key
 Values = Mapping[str, str]  # form values by configuration key; booleans are "true" and "false"
 
 
@@ -75,7 +75,7 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
             merged[key] = ",".join(split_names(",".join(texts)))
         elif key in merged:
             merged[key] = texts[-1]
-            if _is_boolean(schema, key):
+            if _is_boolean(schema["properties"][key]):
                 merged[key] = _YES if texts[-1].lower() in _TRUE_TEXTS else _NO
     return merged
 
@@ -124,8 +124,8 @@ def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
     return errors
 
 
-def _is_boolean(schema: Schema, key: str) -> bool:
-    return bool(schema["properties"][key].get("type") == "boolean")
+def _is_boolean(key_schema: Schema) -> bool:
+    return bool(key_schema.get("type") == "boolean")
 
 
 def _is_optional(key_schema: Schema) -> bool:
@@ -387,7 +387,7 @@ def plan_result(panel: Panel, config: CollectConfig) -> FormResult:
 
 
 def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> FormResult | None:
-    """Return the reason why a collect would fail, or None if it can start."""
+    """Return the result to show if the collect would fail, or None if it can start."""
     if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None  # not checked, because Airflow's workers have their own servers
 
@@ -592,7 +592,7 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
         raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
     fields = dict(pairs)
     # Browsers do not send unchecked checkboxes, so a missing boolean is false.
-    missing_values = {key: _NO if _is_boolean(schema, key) else "" for key in schema["properties"]}
+    missing_values = {key: _NO if _is_boolean(each) else "" for key, each in schema["properties"].items()}
     values = merge_values(schema, missing_values, pairs)
     button = fields.get("do")
     if button == _SKIP:

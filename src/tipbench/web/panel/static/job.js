@@ -8,7 +8,7 @@ const UPDATES = ["snapshot", "progress", "job", "end"];
 
 const job = document.getElementById("job");
 const connection = document.getElementById("connection");
-const words = document.getElementById("connection-words");
+const connectionText = document.getElementById("connection-words");
 const log = document.getElementById("log");
 let source;
 let retryMs = 2000;
@@ -17,7 +17,7 @@ let refreshAgain = false; // an event came during a refresh
 
 function showConnection(state, text) {
   connection.dataset.state = state;
-  if (words) words.textContent = text;
+  if (connectionText) connectionText.textContent = text;
 }
 
 /** Replace the parts of the page that have changed. */
@@ -123,8 +123,8 @@ function connect() {
 function advanceClocks() {
   for (const clock of document.querySelectorAll("[data-clock]")) {
     clock.from ??= performance.now() - Number(clock.dataset.clock) * 1000;
-    const all = Math.floor((performance.now() - clock.from) / 1000);
-    const [hours, minutes, seconds] = [Math.floor(all / 3600), Math.floor(all / 60) % 60, all % 60].map(String);
+    const elapsed = Math.floor((performance.now() - clock.from) / 1000);
+    const [hours, minutes, seconds] = [Math.floor(elapsed / 3600), Math.floor(elapsed / 60) % 60, elapsed % 60].map(String);
     const text = hours === "0" ? `${minutes}:${seconds.padStart(2, "0")}` : `${hours}:${minutes.padStart(2, "0")}:${seconds.padStart(2, "0")}`;
     if (clock.textContent !== text) clock.textContent = text;
   }

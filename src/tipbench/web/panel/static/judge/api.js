@@ -28,8 +28,7 @@ function kindOf(status, code, data) {
   return status >= 500 || status === 429 || status === 408 ? "away" : "refused";
 }
 
-/** One batch. */
-export class Api {
+export class BatchApi {
   #base;
 
   constructor(base) {

@@ -22,6 +22,7 @@ export class BatchEditor extends EventTarget {
     Object.assign(this, { answerFormat, batch: data.batch, rubric: data.rubric });
     this.#outbox = outbox;
     this.#api = api;
+    // raw: the item as loaded; saved: the answer on the server; content: the answer as shown
     this.items = data.items.map((raw) => ({ raw, saved: raw.answer, content: answerFormat.read(raw, raw.answer) }));
     this.#steps = stepsOf(recall(this.#stepsName), this.items.length);
     outbox.contentOf = (id, answer) => answerFormat.read(this.#byId(id).raw, answer);

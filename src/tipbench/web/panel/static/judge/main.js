@@ -1,5 +1,5 @@
 // The judge page: creates its parts and connects them.
-import { Api } from "./api.js";
+import { BatchApi } from "./api.js";
 import { BatchEditor } from "./batch_editor.js";
 import * as dialogs from "./dialogs.js";
 import { listen } from "./keys.js";
@@ -21,7 +21,7 @@ const { kind, url, sheet } = root.dataset;
 
 async function start() {
   document.querySelector(".needs-script-why").hidden = true;
-  const api = new Api(url);
+  const api = new BatchApi(url);
   const data = await loadBatch(api);
   if (!data) return;
   const answerFormat = kind === "duel" ? new DuelFormat() : new ScoringFormat(data.rubric.scales);

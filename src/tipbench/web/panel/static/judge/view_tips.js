@@ -1,5 +1,5 @@
 // The tips of the current item, each with its scales, flag and note.
-import { STILL, el, key, userText, toTop, visible } from "./elements.js";
+import { PANES_SCROLL, el, key, userText, toTop, visible } from "./elements.js";
 
 export class TipsView {
   #root;
@@ -47,7 +47,7 @@ export class TipsView {
     const { groups, card } = this.#tips[spot.tip];
     const { box } = groups[spot.scale];
     box.focus({ preventScroll: true }); // the group, not one of its scores: nothing is chosen yet
-    (STILL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
+    (PANES_SCROLL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
   }
 
   openNote(at) {

@@ -44,7 +44,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     judge.sheet_router,
     judge.status_router,
     judge.batch_router,
-    judge.decision_router,
+    judge.held_batch_router,
     jobs.judge_router,
     hook.router,
     tokens.router,

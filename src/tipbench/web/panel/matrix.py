@@ -168,8 +168,8 @@ def scenarios_page(
         has_repeats=len({answer.repeat for _, answer in answers}) > 1,
         row=rows[position],
         number=position + 1,
-        before=scenarios[position - 1] if position else None,
-        after=scenarios[position + 1] if position + 1 < len(scenarios) else None,
+        previous=scenarios[position - 1] if position else None,
+        next=scenarios[position + 1] if position + 1 < len(scenarios) else None,
     )
 
 

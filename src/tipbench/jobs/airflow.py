@@ -144,15 +144,14 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        can_clear = run.has_ended and bool(failed_tasks)
-        if stored.run_id != previous.run_id:  # equal if a call of `start` was interrupted after the write below
-            if not can_clear:
-                return False
+        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start`, after the write below
+        if not run.has_ended or not failed_tasks:
+            return was_interrupted  # if so, that call has already cleared the tasks
+        if not was_interrupted:
             stored.run_id = previous.run_id
             stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if can_clear:  # False if the interrupted call has cleared them
-            self._dag.clear(stored.run_id, failed_tasks)
+        self._dag.clear(stored.run_id, failed_tasks)
         return True
 
     def cancel(self, job: Job) -> None:
@@ -296,7 +295,7 @@ class AirflowRunner:
         return self._clock() - stored.ended_since >= self._settle_s  # a log may never arrive
 
     def _continue_if_judged(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
-        """Continue the DAG run if no cell of the job is pending. Returns the reason to show for its state."""
+        """Continue the DAG run if no cell of the job is pending. Returns the reason to show."""
         if not self._begin_check_if_due(output.stored):
             return output.stored.reason
         try:

@@ -247,10 +247,10 @@ class JobOutput:
 
     def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
-        tasks = list(self.stored.totals.values())
-        if memory := merged_memory([task.memory for task in tasks if task.memory is not None]):
+        all_totals = list(self.stored.totals.values())
+        if memory := merged_memory([totals.memory for totals in all_totals if totals.memory is not None]):
             self.emit(memory)
-        if collected := merged_collected(tasks):
+        if collected := merged_collected(all_totals):
             self.emit(collected)
         if status.state is JobState.FAILED:
             self.emit(events.Failure(status.reason))
@@ -279,14 +279,16 @@ def merged_memory(evidence: list[events.Evidence]) -> events.Evidence | None:
     )
 
 
-def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
+def merged_collected(all_totals: list[TaskTotals]) -> events.Collected | None:
     """Merge the totals of collect tasks. Cells that earlier attempts of this job recorded count as generated."""
-    collected = [task.collected for task in tasks if task.collected is not None]
+    collected = [totals.collected for totals in all_totals if totals.collected is not None]
     if not collected:
         return None
     # The last attempt of a task counts the cells of its earlier attempts as recorded before.
     generated_earlier = sum(
-        min(task.answered_before, task.collected.recorded_before) for task in tasks if task.collected is not None
+        min(totals.answered_before, totals.collected.recorded_before)
+        for totals in all_totals
+        if totals.collected is not None
     )
     seconds = [each.seconds for each in collected if each.seconds is not None]
     return events.Collected(

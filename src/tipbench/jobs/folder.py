@@ -119,8 +119,7 @@ class JobFolder:
             # The content may begin within a URL, in which strip_logins would miss a login. So its first line is left
             # out, or its first word if it has no other line.
             _, _, after_first_line = content.partition(b"\n")
-            _, *after_first_word = re.split(rb"\s", content, maxsplit=1)
-            content = after_first_line or b"".join(after_first_word)
+            content = after_first_line or re.sub(rb"\A\S*\s?", b"", content)
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 

@@ -73,7 +73,7 @@ class Page:
 
 
 class Submitted(NamedTuple):
-    """The job for a request; `new` is False if an earlier request with the same key created it."""
+    """The job for a request; `new` is False if an earlier request created it."""
 
     job: Job
     new: bool

@@ -150,8 +150,8 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # `request_cancel` leaves a job queued only if its start was attempted. The runner may have started it, so
-            # it is cancelled there.
+            # A job with a cancel request is still queued only if it was claimed. So its runner may have started it, and
+            # must cancel it.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
@@ -184,7 +184,7 @@ class Supervisor:
                         n_removed += 1
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        # After a full batch, more jobs may have expired. A job that was kept is not tried again at once.
+        # If a full batch was removed, more jobs may have expired. If a job was kept, it is tried again an hour later.
         self._next_sweep = time.monotonic() + (0 if n_removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
@@ -207,8 +207,8 @@ class Supervisor:
         doubted_since = self._clock_doubted_since
         plausible = doubted_since is None or time.monotonic() - doubted_since >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # While the clock is in doubt, the last sweep is saved again: without a file, `last_activity` would replace
-            # it, and a job that starts now would make the clock look right.
+            # In doubt, the old time is saved, so that the file exists. Without the file, the next sweep would use
+            # `last_activity`: as soon as another job starts, that is the doubtful time itself.
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 

@@ -325,8 +325,8 @@ def _proper_names(texts: Iterable[str]) -> frozenset[str]:
 def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. If a
-    range would end before its start, as in 'from nine to five', its end is p.m. too.
+    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. But
+    if a range would then end before its start, as in 'from nine to five', its end is p.m.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
@@ -374,7 +374,7 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Hours before eight count as in the morning here, so that a routine "at six" has passed at noon.
+    # Here "five" to "seven" are only in the morning, so that a routine "at six" has passed at noon.
     late_evenings = [time for time in evenings if time >= 20 * 60]
     latest = max([*times, *late_evenings, *(last for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -109,7 +109,7 @@ def _check_log(
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
     has_same_schema = _logged_with_current_features(home, baseline)
-    shadow_clause = operations_clause(shadow or candidate, counts, has_same_schema=has_same_schema)
+    shadow_clause = operations_clause(candidate, shadow, counts, has_same_schema=has_same_schema)
     # Without `scales`: only the composite, which is in the log.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity

@@ -40,29 +40,29 @@ def normal(rng: np.random.Generator, effects: Sequence[float], n: int, sd: float
     return np.asarray(10 + rng.normal(0, 2, (n, 1)) + np.asarray(effects) + noise)
 
 
-def quiet(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def low_noise(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """Paired differences with an SD of 0.7."""
     return normal(rng, effects, n, 0.7)
 
 
-def unequal(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def unequal_noise(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """The last row is three times as noisy as the others."""
     scale = np.where(np.arange(len(effects)) == len(effects) - 1, 3.0, 1.0)
     return np.asarray(10 + rng.normal(0, 2, (n, 1)) + np.asarray(effects) + scale * rng.normal(0, 1, (n, len(effects))))
 
 
-def coarse(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def mostly_ties(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """Most differences are exactly zero."""
     steps = rng.choice([-2.0, 0.0, 2.0], p=[0.15, 0.7, 0.15], size=(n, len(effects)))
     return np.asarray(10 + np.round(rng.normal(0, 2, (n, 1))) + np.asarray(effects) + steps)
 
 
-def ceiling(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def near_maximum(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """Scores close to the maximum of 17 and cut off there."""
     return np.minimum(normal(rng, effects, n) + 6 - max(effects), 17.0)
 
 
-def tips(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def whole_numbers(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """Five tips an answer, three scales of whole numbers from 1 to 5, and the two flags."""
     k = len(effects)
     latent = 3 + rng.normal(0, 0.4, (n, 1, 1, 1)) + (np.asarray(effects) / 3)[:, None, None]
@@ -72,7 +72,7 @@ def tips(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     return np.asarray((scales + flags).mean(axis=2))
 
 
-def heavy(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
+def heavy_tails(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
     """Noise with the tails of a t distribution with three degrees of freedom."""
     noise = rng.standard_t(3, (n, len(effects))) / np.sqrt(3) * np.sqrt(2)
     return np.asarray(10 + rng.normal(0, 2, (n, 1)) + np.asarray(effects) + noise)
@@ -80,12 +80,12 @@ def heavy(rng: np.random.Generator, effects: Sequence[float], n: int) -> Floats:
 
 WORLDS: dict[str, World] = {
     "normal": normal,
-    "SD 0.7": quiet,
-    "unequal variances": unequal,
-    "ties": coarse,
-    "ceiling": ceiling,
-    "whole-number tips": tips,
-    "heavy tails": heavy,
+    "SD 0.7": low_noise,
+    "unequal variances": unequal_noise,
+    "ties": mostly_ties,
+    "ceiling": near_maximum,
+    "whole-number tips": whole_numbers,
+    "heavy tails": heavy_tails,
 }
 
 
@@ -116,16 +116,16 @@ def board(values: Floats, *, design: bool | int = False, n_resamples: int = 1) -
     )
 
 
-def top(found: Ranking) -> set[int]:
+def leader_and_tied(found: Ranking) -> set[int]:
     """The leader and its tied rows."""
     return {int(pair.model[1:]) for pair in (found.leader, *found.tied) if pair}
 
 
-def equal_on_top(k: int, lead: float = 6.0) -> list[float]:
-    return [0.0, 0.0] if k == 2 else [0.0] * (k - 2) + [lead, lead]
+def two_leaders(k: int, one_leader: float = 6.0) -> list[float]:
+    return [0.0, 0.0] if k == 2 else [0.0] * (k - 2) + [one_leader, one_leader]
 
 
-def lead(size: float, k: int = 12) -> list[float]:
+def one_leader(size: float, k: int = 12) -> list[float]:
     return [0.0] * (k - 1) + [size]
 
 
@@ -150,7 +150,7 @@ class Claim:
         )
 
 
-def decided_falsely(effects: Sequence[float], n: int, world: World, gaps: float = 0.0, *, low: bool = False) -> Claim:
+def false_decisions(effects: Sequence[float], n: int, world: World, gaps: float = 0.0, *, low: bool = False) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         return float(
             np.mean([board(with_gaps(rng, world(rng, effects, n), gaps, low=low)).decided for _ in range(worlds)])
@@ -163,7 +163,7 @@ def decided_falsely(effects: Sequence[float], n: int, world: World, gaps: float 
     return Claim("`decided` falsely", label, rate, at_most=0.06, short=short)
 
 
-def looks_decided_falsely(effects: Sequence[float], world: World, name: str, gaps: float = 0.0) -> Claim:
+def false_look_decisions(effects: Sequence[float], world: World, name: str, gaps: float = 0.0) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         ever = 0
         for _ in range(worlds):
@@ -175,10 +175,10 @@ def looks_decided_falsely(effects: Sequence[float], world: World, name: str, gap
     return Claim("`decided` falsely at any of four looks", label, rate, at_most=0.06, worlds=4000, short=name == "ties")
 
 
-def unusable_decided(n: int, world: World, name: str) -> Iterator[Claim]:
+def unusable_decisions(n: int, world: World, name: str) -> Iterator[Claim]:
     """One of two pairs with equal means gives an unusable answer in one of ten scenarios."""
 
-    def both(rng: np.random.Generator, worlds: int) -> tuple[float, float]:
+    def rates(rng: np.random.Generator, worlds: int) -> tuple[float, float]:
         decided = firm = 0
         for _ in range(worlds):
             values = world(rng, [0.0, 0.0], n)
@@ -197,11 +197,11 @@ def unusable_decided(n: int, world: World, name: str) -> Iterator[Claim]:
         return decided / worlds, firm / worlds
 
     label = f"2 pairs, equal means, one unusable in 10 %, n = {n}, {name}"
-    yield Claim("`decided`, measured", label, lambda rng, worlds: both(rng, worlds)[0])
+    yield Claim("`decided`, measured", label, lambda rng, worlds: rates(rng, worlds)[0])
     yield Claim(
         "`decided` falsely and not `fragile`",
         label,
-        lambda rng, worlds: both(rng, worlds)[1],
+        lambda rng, worlds: rates(rng, worlds)[1],
         at_most=0.06,
         short=n == 8,
     )
@@ -219,7 +219,7 @@ def best_in_tied_set(
             values = with_gaps(rng, normal(rng, effects, n), gaps, low=low)
             found = board(values, design=n if looks else False)
             counted = {int(pair.model[1:]) for pair in found.ranked} if ranked else {best}
-            inside += best in top(found) & counted
+            inside += best in leader_and_tied(found) & counted
         return inside / worlds
 
     label = f"12 pairs, lead {max(effects):g}, n = {n}{missing_text(gaps, low=low)}{', planned looks' if looks else ''}"
@@ -235,11 +235,11 @@ def best_in_tied_set(
     )
 
 
-def decided_rightly(size: float, n: int, *, looks: bool, required: bool = True) -> Claim:
+def right_decisions(size: float, n: int, *, looks: bool, required: bool = True) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         done = 0
         for _ in range(worlds):
-            values = normal(rng, lead(size), n)
+            values = normal(rng, one_leader(size), n)
             at = [each for each in LOOKS if each <= n] if looks else [n]
             done += any(board(values[:each], design=n if looks else False).decided for each in at)
         return done / worlds
@@ -254,7 +254,7 @@ def covers(estimate: Estimate | None, truth: float) -> bool:
     return estimate.ci_low <= truth <= estimate.ci_high
 
 
-def interval_covers(n: int, world: World, name: str, gaps: float, *, low: bool = False, required: bool = True) -> Claim:
+def coverage(n: int, world: World, name: str, gaps: float, *, low: bool = False, required: bool = True) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         inside = 0
         for _ in range(worlds):
@@ -273,7 +273,7 @@ def interval_covers(n: int, world: World, name: str, gaps: float, *, low: bool =
     )
 
 
-def unusable_interval(n: int, share: float) -> Claim:
+def unusable_coverage(n: int, share: float) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         truth, inside = share * FLOOR + (1 - share) * 10, 0
         for _ in range(worlds):
@@ -286,7 +286,7 @@ def unusable_interval(n: int, share: float) -> Claim:
     )
 
 
-def best_probability(sd: float, n: int) -> Claim:
+def best_probability_error(sd: float, n: int) -> Claim:
     """Frequency with which a row given about 0.8 is the best one, less what was given."""
 
     def rate(rng: np.random.Generator, worlds: int) -> float:
@@ -312,7 +312,7 @@ def best_probability(sd: float, n: int) -> Claim:
     )
 
 
-def attribution_null(n: int, sd: float) -> Claim:
+def false_attribution(n: int, sd: float) -> Claim:
     def rate(rng: np.random.Generator, worlds: int) -> float:
         wrong = 0
         for _ in range(worlds):
@@ -332,7 +332,7 @@ def attribution_null(n: int, sd: float) -> Claim:
     )
 
 
-def power_said(k: int, size: float) -> Claim:
+def next_look_power(k: int, size: float) -> Claim:
     """Mean chance given for the next look, less the share that decides there."""
 
     def rate(rng: np.random.Generator, worlds: int) -> float:
@@ -356,38 +356,38 @@ def power_said(k: int, size: float) -> Claim:
 
 
 def claims() -> list[Claim]:
-    two, twelve = equal_on_top(2), equal_on_top(12)
-    found = [decided_falsely([0.0] * 12, n, normal) for n in (8, 32)]
+    two, twelve = two_leaders(2), two_leaders(12)
+    found = [false_decisions([0.0] * 12, n, normal) for n in (8, 32)]
     for world in WORLDS.values():
-        found += [decided_falsely(two, n, world) for n in (8, 32)]
-    found += [decided_falsely(twelve, n, normal) for n in (8, 32)]
+        found += [false_decisions(two, n, world) for n in (8, 32)]
+    found += [false_decisions(twelve, n, normal) for n in (8, 32)]
     for gaps, low in ((0.01, False), (0.05, False), (0.1, False), (0.2, False), (0.1, True), (0.2, True)):
-        found += [decided_falsely(effects, n, normal, gaps, low=low) for effects in (two, twelve) for n in (8, 32)]
+        found += [false_decisions(effects, n, normal, gaps, low=low) for effects in (two, twelve) for n in (8, 32)]
     found += [
-        looks_decided_falsely(two, world, name)
+        false_look_decisions(two, world, name)
         for name, world in WORLDS.items()
         if name in ("normal", "ties", "whole-number tips", "unequal variances")
     ]
-    found += [looks_decided_falsely(twelve, normal, "normal"), looks_decided_falsely(two, normal, "normal", 0.1)]
-    for world, name in ((normal, "SD 2"), (quiet, "SD 0.7")):
+    found += [false_look_decisions(twelve, normal, "normal"), false_look_decisions(two, normal, "normal", 0.1)]
+    for world, name in ((normal, "SD 2"), (low_noise, "SD 0.7")):
         for n in (8, 12, 32):
-            found += unusable_decided(n, world, name)
+            found += unusable_decisions(n, world, name)
     for n in (8, 32):
-        found += [best_in_tied_set(lead(1.0), n, gaps) for gaps in (0.0, 0.01, 0.05, 0.1, 0.2)]
-        found += [best_in_tied_set(lead(1.0), n, gaps, low=True) for gaps in (0.1, 0.2)]
-    found += [best_in_tied_set(lead(1.0), 32, 0.1, looks=True)]
-    found += [best_in_tied_set(lead(1.0), n, gaps, ranked=True) for n in (8, 32) for gaps in (0.05, 0.1, 0.2)]
-    found += [decided_rightly(5.0, 8, looks=False), decided_rightly(2.0, 32, looks=True)]
+        found += [best_in_tied_set(one_leader(1.0), n, gaps) for gaps in (0.0, 0.01, 0.05, 0.1, 0.2)]
+        found += [best_in_tied_set(one_leader(1.0), n, gaps, low=True) for gaps in (0.1, 0.2)]
+    found += [best_in_tied_set(one_leader(1.0), 32, 0.1, looks=True)]
+    found += [best_in_tied_set(one_leader(1.0), n, gaps, ranked=True) for n in (8, 32) for gaps in (0.05, 0.1, 0.2)]
+    found += [right_decisions(5.0, 8, looks=False), right_decisions(2.0, 32, looks=True)]
     found += [
-        decided_rightly(2.0, 8, looks=False, required=False),
-        decided_rightly(3.0, 8, looks=False, required=False),
+        right_decisions(2.0, 8, looks=False, required=False),
+        right_decisions(3.0, 8, looks=False, required=False),
     ]
     for n in (8, 32):
-        found += [interval_covers(n, normal, "normal", gaps) for gaps in (0.0, 0.05, 0.2)]
-        found += [interval_covers(n, normal, "normal", 0.1, low=True, required=False), unusable_interval(n, 0.1)]
-    found += [best_probability(sd, n) for sd in (0.5, 1.0, 2.0) for n in (8, 32)]
-    found += [attribution_null(n, sd) for n in (8, 32) for sd in (0.0, 1.0)]
-    found += [power_said(k, size) for k, size in ((2, 1.0), (12, 1.0))]
+        found += [coverage(n, normal, "normal", gaps) for gaps in (0.0, 0.05, 0.2)]
+        found += [coverage(n, normal, "normal", 0.1, low=True, required=False), unusable_coverage(n, 0.1)]
+    found += [best_probability_error(sd, n) for sd in (0.5, 1.0, 2.0) for n in (8, 32)]
+    found += [false_attribution(n, sd) for n in (8, 32) for sd in (0.0, 1.0)]
+    found += [next_look_power(k, size) for k, size in ((2, 1.0), (12, 1.0))]
     return found
 
 

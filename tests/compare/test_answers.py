@@ -27,8 +27,8 @@ def driver() -> SheetDriver:
 def read(driver: SheetDriver, cell_filter: CellFilter | None = None) -> tuple[Leaderboard, tuple[ScenarioAnswers, ...]]:
     cell_filter = cell_filter or CellFilter()
     cells = read_board_cells(driver.store, driver.experiment.experiment_id, cell_filter)
-    made = make_board(driver.experiment.name, cells, BoardOptions(scales=SCALES))
-    return made, read_answers(driver.store, driver.experiment, made, cells)
+    board = make_board(driver.experiment.name, cells, BoardOptions(scales=SCALES))
+    return board, read_answers(driver.store, driver.experiment, board, cells)
 
 
 def all_answers(found: tuple[ScenarioAnswers, ...]) -> list[Answer]:
@@ -36,12 +36,12 @@ def all_answers(found: tuple[ScenarioAnswers, ...]) -> list[Answer]:
 
 
 def test_every_scenario_has_its_card_and_every_pair_in_the_boards_order(driver: SheetDriver) -> None:
-    made, found = read(driver)
+    board, found = read(driver)
     cards = {scenario.id: scenario.to_card() for scenario in load_suite("tips").scenarios}
-    assert [each.scenario for each in found] == list(made.matrix.scenarios)
+    assert [each.scenario for each in found] == list(board.matrix.scenarios)
     for each in found:
         assert each.card == cards[each.scenario]
-        assert [answer.pair for answer in each.answers] == [standing.pair for standing in made.standings]
+        assert [answer.pair for answer in each.answers] == [standing.pair for standing in board.standings]
 
 
 @pytest.mark.parametrize("judge", [None, "anna", "ben"])

@@ -41,7 +41,7 @@ pytest.importorskip("altair")
 CHARTS: tuple[Callable[..., Any], ...] = (forest, heat_map, pareto)
 
 
-def gap(pair: Pair, scenario: str) -> bool:
+def is_missing(pair: Pair, scenario: str) -> bool:
     """One pair was not judged in the mornings and evenings, which leaves it four scenarios of eight."""
     return pair == Pair("gemma3:1b", "v1") and scenario.endswith(("morning", "evening"))
 
@@ -56,43 +56,43 @@ def width_of(svg: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Leaderboard:
+def complete() -> Leaderboard:
     return board()
 
 
 @pytest.mark.parametrize("draw", CHARTS)
 def test_each_chart_is_drawn_in_both_themes_and_fits_a_narrow_page(
-    draw: Callable[..., Any], plain: Leaderboard
+    draw: Callable[..., Any], complete: Leaderboard
 ) -> None:
-    assert LIGHT.background in to_svg(draw(plain, LIGHT), LIGHT)
-    assert DARK.background in to_svg(draw(plain, DARK), DARK)
-    assert width_of(to_svg(draw(plain, narrow=True))) <= NARROW + 14
+    assert LIGHT.background in to_svg(draw(complete, LIGHT), LIGHT)
+    assert DARK.background in to_svg(draw(complete, DARK), DARK)
+    assert width_of(to_svg(draw(complete, narrow=True))) <= NARROW + 14
 
 
-def test_a_chart_is_also_a_png(plain: Leaderboard, tmp_path: Path) -> None:
-    save_chart(forest(plain), tmp_path / "board.png")
+def test_a_chart_is_also_a_png(complete: Leaderboard, tmp_path: Path) -> None:
+    save_chart(forest(complete), tmp_path / "board.png")
     assert (tmp_path / "board.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_forest_has_the_same_width_whatever_its_names(plain: Leaderboard) -> None:
+def test_a_forest_has_the_same_width_whatever_its_names(complete: Leaderboard) -> None:
     long = board([Pair("m" * 300 + str(at), "v1") for at in range(3)])
-    assert width_of(to_svg(forest(long))) == width_of(to_svg(forest(plain))) == WIDE
+    assert width_of(to_svg(forest(long))) == width_of(to_svg(forest(complete))) == WIDE
 
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_a_forest_has_a_row_for_every_pair_in_the_boards_order(count: int) -> None:
-    made = board([Pair(f"model{at:02}", "v1") for at in range(count)])
-    labels = [f"{standing.pair}" for standing in made.standings]
-    assert [row["label"] for row in forest_rows(made)] == labels
-    svg = to_svg(forest(made))
+    leaderboard = board([Pair(f"model{at:02}", "v1") for at in range(count)])
+    labels = [f"{standing.pair}" for standing in leaderboard.standings]
+    assert [row["label"] for row in forest_rows(leaderboard)] == labels
+    svg = to_svg(forest(leaderboard))
     assert all(f">{label}<" in svg for label in labels)
 
 
 def test_the_state_of_a_row_is_visible_without_colour() -> None:
-    made = board(missing=gap)
-    states = {state_of(made, standing.pair) for standing in made.standings}
+    leaderboard = board(missing=is_missing)
+    states = {state_of(leaderboard, standing.pair) for standing in leaderboard.standings}
     assert states == set(State) - {State.REFERENCE}
-    svg = to_svg(forest(made))
+    svg = to_svg(forest(leaderboard))
     legend = [path.split()[0] for path in re.findall(r'd="([^"]+)"[^>]*stroke-width="2"', svg)]
     assert len(set(legend)) >= 3
     for label in ("leader", "tied", "clearly worse", "not ranked"):
@@ -102,36 +102,36 @@ def test_the_state_of_a_row_is_visible_without_colour() -> None:
 
 
 def test_the_shading_ends_where_rows_are_separated() -> None:
-    made = board(missing=gap)
-    shaded = [row["label"] for row in forest_rows(made) if row["top"]]
-    assert shaded == [str(made.ranking.leader), *map(str, made.ranking.tied_ranked)]
+    leaderboard = board(missing=is_missing)
+    shaded = [row["label"] for row in forest_rows(leaderboard) if row["top"]]
+    assert shaded == [str(leaderboard.ranking.leader), *map(str, leaderboard.ranking.tied_ranked)]
 
 
 def test_a_decided_board_shades_nothing() -> None:
-    made = board(TWELVE[:2], lead=4, noise=0.3)
-    assert made.ranking.decided
-    assert not any(row["top"] for row in forest_rows(made))
+    leaderboard = board(TWELVE[:2], lead=4, noise=0.3)
+    assert leaderboard.ranking.decided
+    assert not any(row["top"] for row in forest_rows(leaderboard))
 
 
 def test_unjudged_rows_are_named_without_a_point() -> None:
-    made = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
-    rows = forest_rows(made)
+    leaderboard = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
+    rows = forest_rows(leaderboard)
     assert [row["value"] for row in rows] == ["not judged"] * 3
-    assert to_svg(forest(made)).count(">not judged<") == 3
-    assert pareto(made) is None
-    assert svg_of(heat_map(made))
+    assert to_svg(forest(leaderboard)).count(">not judged<") == 3
+    assert pareto(leaderboard) is None
+    assert svg_of(heat_map(leaderboard))
 
 
 def test_one_scenario_gives_a_dot_and_no_interval() -> None:
-    made = board(TWELVE[:2], n=1)
-    assert all(row["low"] is None and "no interval" in row["value"] for row in forest_rows(made))
-    assert to_svg(forest(made))
+    leaderboard = board(TWELVE[:2], n=1)
+    assert all(row["low"] is None and "no interval" in row["value"] for row in forest_rows(leaderboard))
+    assert to_svg(forest(leaderboard))
 
 
 def test_hostile_names_are_drawn_as_text() -> None:
-    made = board([Pair(name, "v1") for name in HOSTILE])
+    leaderboard = board([Pair(name, "v1") for name in HOSTILE])
     for draw in CHARTS[:3]:
-        svg = to_svg(draw(made))
+        svg = to_svg(draw(leaderboard))
         ET.fromstring(svg)  # noqa: S314
         assert "<script" not in svg
         assert "<img" not in svg
@@ -141,41 +141,41 @@ def test_hostile_names_are_drawn_as_text() -> None:
 @settings(max_examples=10)
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=60), st.text(min_size=1)), min_size=1, max_size=8, unique=True))
 def test_short_names_are_short_and_no_two_alike(names: list[tuple[str, str]]) -> None:
-    made = board([Pair(*name) for name in names], n=2)
-    labels = list(labels_of(made, 30).values())
+    leaderboard = board([Pair(*name) for name in names], n=2)
+    labels = list(labels_of(leaderboard, 30).values())
     assert len(set(labels)) == len(names)
     assert all(len(label) <= 40 for label in labels)
 
 
 def test_both_ends_of_a_long_name_are_kept() -> None:
-    made = board([Pair("hf.co/somebody/a-model-with-a-long-name-GGUF:Q4_K_M", "v2-mentor")])
-    label = labels_of(made, 38)[made.standings[0].pair]
+    leaderboard = board([Pair("hf.co/somebody/a-model-with-a-long-name-GGUF:Q4_K_M", "v2-mentor")])
+    label = labels_of(leaderboard, 38)[leaderboard.standings[0].pair]
     assert label.startswith("hf.co/")
     assert label.endswith("Q4_K_M/v2-mentor")
 
 
-def test_the_heat_map_has_every_mean_and_its_margins(plain: Leaderboard) -> None:
-    made = plain
-    models, prompts, means = heat_map_means(made)
+def test_the_heat_map_has_every_mean_and_its_margins(complete: Leaderboard) -> None:
+    leaderboard = complete
+    models, prompts, means = heat_map_means(leaderboard)
     assert len(models) == 4
     assert len(prompts) == 3
     row = [means[models[0], prompt] for prompt in prompts]
     assert means[models[0], MEAN] == pytest.approx(sum(value or 0 for value in row) / 3)
-    svg = svg_of(heat_map(made))
+    svg = svg_of(heat_map(leaderboard))
     assert all(f">{value:.2f}<" in svg for value in means.values() if value is not None)
 
 
 def test_a_margin_with_an_incomplete_pair_is_unknown() -> None:
-    _, _, means = heat_map_means(board(missing=gap))
+    _, _, means = heat_map_means(board(missing=is_missing))
     assert means["gemma3:1b", MEAN] is None
     assert means[MEAN, "v1"] is None
     assert means["llama3.2:3b", MEAN] is not None
 
 
 def test_a_board_by_model_has_no_heat_map() -> None:
-    made = board(by="model")
-    assert heat_map(made) is None
-    assert to_svg(forest(made))
+    leaderboard = board(by="model")
+    assert heat_map(leaderboard) is None
+    assert to_svg(forest(leaderboard))
 
 
 @settings(max_examples=30)
@@ -237,9 +237,9 @@ def test_labels_cover_neither_points_nor_each_other(given_points: list[Point]) -
 
 
 def test_slow_and_very_fast_models_fit_on_one_chart() -> None:
-    made = board(latency={"qwen2.5:0.5b": 0.001, "qwen2.5:1.5b": 0.02, "gemma3:1b": 2.0, "llama3.2:3b": 30.0})
-    assert PlotArea.for_points(points_of(made), 600, 340).log
-    assert svg_of(pareto(made))
+    leaderboard = board(latency={"qwen2.5:0.5b": 0.001, "qwen2.5:1.5b": 0.02, "gemma3:1b": 2.0, "llama3.2:3b": 30.0})
+    assert PlotArea.for_points(points_of(leaderboard), 600, 340).log
+    assert svg_of(pareto(leaderboard))
 
 
 def test_a_latency_of_zero_is_drawn() -> None:
@@ -247,13 +247,13 @@ def test_a_latency_of_zero_is_drawn() -> None:
 
 
 def test_equal_scores_are_drawn() -> None:
-    made = board(lead=0, noise=0, n=4)
+    leaderboard = board(lead=0, noise=0, n=4)
     for draw in CHARTS[:3]:
-        assert to_svg(draw(made))
+        assert to_svg(draw(leaderboard))
 
 
-def test_a_filtered_board_has_the_filter_below_its_title(plain: Leaderboard) -> None:
+def test_a_filtered_board_has_the_filter_below_its_title(complete: Leaderboard) -> None:
     assert "only cells with suite=x; only anna" in svg_of(
         forest(board(where={"suite": "x"}, judge="anna"), titled=True)
     )
-    assert "only" not in svg_of(forest(plain, titled=True))
+    assert "only" not in svg_of(forest(complete, titled=True))

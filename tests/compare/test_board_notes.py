@@ -14,11 +14,11 @@ LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
 
 
 def test_a_provisional_verdict_begins_with_the_judge_of_its_scores() -> None:
-    made = board(TWELVE[:2], provisional=True, judges=("rules",))
-    assert made.verdict.startswith("Provisional (scored by rules): ")
-    assert made.to_json()["verdict"]["text"] == made.verdict
-    assert "**Provisional \\(scored by rules\\): " in to_markdown(made)
-    assert to_csv(made).splitlines()[1].endswith(",true")
+    leaderboard = board(TWELVE[:2], provisional=True, judges=("rules",))
+    assert leaderboard.verdict.startswith("Provisional (scored by rules): ")
+    assert leaderboard.to_json()["verdict"]["text"] == leaderboard.verdict
+    assert "**Provisional \\(scored by rules\\): " in to_markdown(leaderboard)
+    assert to_csv(leaderboard).splitlines()[1].endswith(",true")
 
 
 def test_an_unscored_board_is_not_provisional() -> None:

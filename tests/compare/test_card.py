@@ -26,9 +26,9 @@ def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> Summ
     cells = scored(columns, **changes.pop("cells", {}))
     design = make_design(cell.scenario for cell in cells.cells) if changes.pop("planned", True) else None
     options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
-    made = make_board("tip-bench-x", cells, options)
+    leaderboard = make_board("tip-bench-x", cells, options)
     sizes = {"a:3b": ModelSize(3.2, 2 * 2**30), "b:1b": ModelSize(1.0, None)}
-    return summary_card(replace(made, **{"composite_range": (2.0, 17.0), "sizes": sizes, **changes}))
+    return summary_card(replace(leaderboard, **{"composite_range": (2.0, 17.0), "sizes": sizes, **changes}))
 
 
 def test_a_decided_board_names_the_pair_to_use_and_how_to_record_it() -> None:
@@ -60,11 +60,11 @@ def test_the_fastest_and_the_smallest_are_the_same_row_only_if_it_is_the_leader(
     latency_of_a: float, latency_of_b: float, sentence: str
 ) -> None:
     leader, rival = Pair("a:1b", "v1"), Pair("b:3b", "v1")
-    made = make_board("tip-bench-x", scored({leader: GOOD, rival: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", scored({leader: GOOD, rival: EVEN}), BoardOptions())
     latencies = {leader: latency_of_a, rival: latency_of_b}
-    standings = tuple(replace(each, means={"latency_s": latencies[each.pair]}) for each in made.standings)
+    standings = tuple(replace(each, means={"latency_s": latencies[each.pair]}) for each in leaderboard.standings)
     sizes = {"a:1b": ModelSize(1.0, None), "b:3b": ModelSize(3.0, None)}
-    assert f"Among the tied, {sentence}." in summary_card(replace(made, standings=standings, sizes=sizes)).lines
+    assert f"Among the tied, {sentence}." in summary_card(replace(leaderboard, standings=standings, sizes=sizes)).lines
 
 
 def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next() -> None:
@@ -97,9 +97,9 @@ def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
 
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:
-    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=0.62, n_scenarios=8, n_answers=16, minutes=25.2)
-    found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, next_look=look)))
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
 
 
@@ -108,15 +108,15 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     [(None, "; the chance to decide is not known yet."), (0.02, "; probably too close to call even then.")],
 )
 def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
-    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=power, n_scenarios=8, n_answers=16)
-    found = summary_card(replace(made, ranking=replace(made.ranking, next_look=look)))
+    found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, next_look=look)))
     assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
 
 
 def test_a_tie_without_a_planned_look_names_the_effort_that_would_decide_and_why_there_is_no_look() -> None:
-    made = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
-    found = summary_card(replace(made, ranking=replace(made.ranking, units_needed=24)))
+    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
+    found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, units_needed=24)))
     assert found.state == "tied"
     assert found.next == (
         "Next: collect and judge 16 more scenarios (32 answers), about 48 minutes, 80 % chance to decide."

@@ -25,7 +25,7 @@ SAME = [one + wave for one, wave in zip(LOW, WAVE, strict=True)]
 HIGH = [one + 3 + wave for one, wave in zip(LOW, WAVE, strict=True)]
 
 
-def decided(
+def decide(
     columns: Mapping[Pair, Sequence[float | None]], chosen: Pair, reason: str = "It is good.", **over: Any
 ) -> Decision:
     cells = scored(columns, **over)
@@ -34,36 +34,36 @@ def decided(
 
 
 def test_a_clearly_better_leader_is_described_as_such() -> None:
-    decision = decided({A: HIGH, B: LOW}, A)
+    decision = decide({A: HIGH, B: LOW}, A)
     assert decision.findings == ("a:1b/v1 leads over 8 scenarios; every other pair is clearly worse.",)
     assert decision.to_json()["standing"] == "leader"
 
 
 def test_a_tied_leader_is_described_as_such() -> None:
     finding = "a:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v2."
-    assert decided({A: SAME, B: LOW}, A).findings == (finding,)
+    assert decide({A: SAME, B: LOW}, A).findings == (finding,)
 
 
 def test_a_finding_agrees_with_the_verdict() -> None:
     for columns, chosen in (({A: HIGH, B: LOW}, A), ({A: SAME, B: LOW}, A), ({A: LOW, B: LOW}, B), ({A: LOW}, A)):
-        made = decided(columns, chosen)
-        assert made.board.verdict.startswith(made.findings[0])
+        decision = decide(columns, chosen)
+        assert decision.board.verdict.startswith(decision.findings[0])
 
 
 def test_a_pair_that_shares_the_lead_is_not_described_as_behind() -> None:
-    (finding,) = decided({A: LOW, B: LOW}, B).findings
+    (finding,) = decide({A: LOW, B: LOW}, B).findings
     assert finding.startswith("a:1b/v1 and a:1b/v2 share the lead")
 
 
 def test_a_tied_pair_that_does_not_lead_is_described_as_such() -> None:
-    decision = decided({A: SAME, B: LOW}, B)
+    decision = decide({A: SAME, B: LOW}, B)
     (finding,) = decision.findings
     assert finding.startswith("a:1b/v2 does not lead: a:1b/v1 does, but the two are not clearly different (")
     assert decision.to_json()["standing"] == "tied"
 
 
 def test_a_clearly_worse_pair_is_described_as_such() -> None:
-    decision = decided({A: HIGH, B: LOW}, B)
+    decision = decide({A: HIGH, B: LOW}, B)
     (finding,) = decision.findings
     assert "does not lead" in finding
     assert "it is clearly worse than a:1b/v1" in finding
@@ -71,17 +71,17 @@ def test_a_clearly_worse_pair_is_described_as_such() -> None:
 
 
 def test_an_unranked_pair_is_described_as_such() -> None:
-    decision = decided({A: HIGH, B: LOW, C: [9.0, *[None] * 7]}, C)
+    decision = decide({A: HIGH, B: LOW, C: [9.0, *[None] * 7]}, C)
     assert decision.findings == ("c:1b/v1 is not ranked: it is not scored in enough scenarios.",)
 
 
 def test_a_pair_without_scores_may_be_chosen_and_it_shows() -> None:
-    decision = decided({A: HIGH, B: [None] * 8}, B)
+    decision = decide({A: HIGH, B: [None] * 8}, B)
     assert decision.findings == ("a:1b/v2 has no scores: there is no evidence for or against it.",)
 
 
 def test_that_scores_are_provisional_comes_first() -> None:
-    decision = decided({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
+    decision = decide({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
     assert decision.findings[0] == "The scores are provisional: by rules, not by people."
     assert decision_run(decision, 1).tags["provisional"] == "true"
 
@@ -96,17 +96,17 @@ def test_the_winner_of_duels_is_added() -> None:
 
 def test_an_unknown_pair_cannot_be_chosen() -> None:
     with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and a:1b/v2"):
-        decided({A: HIGH, B: LOW}, C)
+        decide({A: HIGH, B: LOW}, C)
 
 
 @pytest.mark.parametrize("reason", ["", " \n ", "x" * 2001])
 def test_a_reason_has_1_to_2000_characters(reason: str) -> None:
     with pytest.raises(UsageError, match="1 to 2000"):
-        decided({A: HIGH}, A, reason)
+        decide({A: HIGH}, A, reason)
 
 
 def test_the_hashes_identify_the_data_of_the_board() -> None:
-    evidence = decided({A: HIGH, B: LOW, C: LOW}, B).evidence
+    evidence = decide({A: HIGH, B: LOW, C: LOW}, B).evidence
     assert (evidence.model_digest, evidence.prompt_hash, evidence.rubric) == ("sha256:a:1b", "p-v2", RUBRIC)
     assert evidence.models == {"a:1b": "sha256:a:1b", "c:1b": "sha256:c:1b"}
     assert evidence.prompts == {"v1": "p-v1", "v2": "p-v2"}
@@ -114,7 +114,7 @@ def test_the_hashes_identify_the_data_of_the_board() -> None:
 
 
 def test_the_run_has_the_whole_board_and_its_hash() -> None:
-    decision = decided({A: HIGH, B: LOW}, A)
+    decision = decide({A: HIGH, B: LOW}, A)
     store = MemoryStore()
     run_id = store.record(store.ensure_experiment("tip-bench-x").experiment_id, decision_run(decision, 5))
     run, texts = store.get(run_id)
@@ -127,20 +127,20 @@ def test_the_run_has_the_whole_board_and_its_hash() -> None:
 
 
 def test_the_run_of_a_pair_without_scores_has_no_numbers() -> None:
-    run = decision_run(decided({A: HIGH, B: [None] * 8}, B), 5)
+    run = decision_run(decide({A: HIGH, B: [None] * 8}, B), 5)
     assert "composite" not in run.metrics
     assert run.metrics["n_scenarios"] == 0
 
 
 def test_the_longest_reason_can_be_stored() -> None:
-    decision = decided({A: HIGH}, A, "é" * 2000)
+    decision = decide({A: HIGH}, A, "é" * 2000)
     store = MemoryStore()
     run_id = store.record(store.ensure_experiment("tip-bench-x").experiment_id, decision_run(decision, 5))
     assert store.get(run_id)[0].tags["reason"] == "é" * 2000
 
 
 def test_the_page_has_reason_findings_numbers_and_hashes() -> None:
-    decision = decided({A: HIGH, B: LOW}, A, "First line.\n\nSecond.")
+    decision = decide({A: HIGH, B: LOW}, A, "First line.\n\nSecond.")
     page = decision_markdown(decision)
     assert page.startswith("# Decision: a:1b/v1\n\n> First line.\n>\n> Second.\n")
     for part in (*decision.findings, decision.evidence.leaderboard_sha256, "sha256:a:1b", "h-p0@s0", RUBRIC):
@@ -149,7 +149,7 @@ def test_the_page_has_reason_findings_numbers_and_hashes() -> None:
 
 def test_names_and_reasons_do_not_become_markup() -> None:
     nasty = Pair("<script>|`m`", "v1")
-    page = decision_markdown(decided({nasty: HIGH, B: LOW}, nasty, "# Not a heading\n<b>|</b>\n```"))
+    page = decision_markdown(decide({nasty: HIGH, B: LOW}, nasty, "# Not a heading\n<b>|</b>\n```"))
     assert "<script>" not in page
     assert "<b>" not in page
     assert not any(line.startswith(("# Not", "```")) for line in page.splitlines())

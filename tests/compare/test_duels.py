@@ -34,7 +34,7 @@ def table(duels: Iterable[Duel]) -> DuelTable:
     return found
 
 
-def played(rng: np.random.Generator, strengths: dict[Pair, float], n: int, spread: float = 0.0) -> list[Duel]:
+def round_robin(rng: np.random.Generator, strengths: dict[Pair, float], n: int, spread: float = 0.0) -> list[Duel]:
     """A round robin in both orders; `spread` makes the answers of a row better or worse from scenario to scenario."""
     duels = []
     for scenario in range(n):
@@ -72,7 +72,7 @@ def test_both_orders_are_two_observations() -> None:
 def test_orders_decided_alike_give_no_more_false_winners(n: int, spread: float) -> None:
     """With a large spread both orders have the same result, so that they are one observation in truth."""
     rng = np.random.default_rng(5)
-    won = sum(table(played(rng, {A: 0.0, B: 0.0}, n, spread)).winner is not None for _ in range(200))
+    won = sum(table(round_robin(rng, {A: 0.0, B: 0.0}, n, spread)).winner is not None for _ in range(200))
     assert won <= 0.06 * 200 + 2 * (200 * 0.06 * 0.94) ** 0.5
 
 
@@ -130,7 +130,7 @@ def test_no_duels_are_unknown() -> None:
 def test_strengths_agree_with_a_logistic_regression_when_there_is_much_data() -> None:
     from statsmodels.api import GLM, families
 
-    duels = played(np.random.default_rng(0), {A: 1.0, B: 0.3, C: -1.3}, 1200)
+    duels = round_robin(np.random.default_rng(0), {A: 1.0, B: 0.3, C: -1.3}, 1200)
     rows = [[(duel.first == pair) - (duel.second == pair) for pair in (A, B)] for duel in duels]
     won = [duel.winner == "first" for duel in duels]
     fitted = GLM(np.array(won, dtype=float), np.array(rows, dtype=float), family=families.Binomial()).fit().params
@@ -170,7 +170,7 @@ def test_intervals_hold_their_value_and_only_a_separated_top_wins(
 @settings(max_examples=5)
 @given(st.randoms())
 def test_the_order_of_duels_changes_nothing(random: Random) -> None:
-    duels = played(np.random.default_rng(1), {A: 0.5, B: 0.0, C: 0.0}, 8)
+    duels = round_robin(np.random.default_rng(1), {A: 0.5, B: 0.0, C: 0.0}, 8)
     shuffled = list(duels)
     random.shuffle(shuffled)
     assert table(shuffled) == table(duels)
@@ -179,21 +179,21 @@ def test_the_order_of_duels_changes_nothing(random: Random) -> None:
 @pytest.mark.simulation
 def test_equal_rows_have_a_winner_in_at_most_one_table_of_twenty() -> None:
     rng = np.random.default_rng(2)
-    winners = sum(table(played(rng, {A: 0.0, B: 0.0}, 12, 2.0)).winner is not None for _ in range(150))
+    winners = sum(table(round_robin(rng, {A: 0.0, B: 0.0}, 12, 2.0)).winner is not None for _ in range(150))
     assert winners / 150 <= 0.07
 
 
 @pytest.mark.simulation
 def test_two_equal_rows_above_a_third_have_a_winner_in_at_most_one_table_of_twenty() -> None:
     rng = np.random.default_rng(3)
-    winners = sum(table(played(rng, {A: 0.0, B: 0.0, C: -4.0}, 12, 1.5)).winner is not None for _ in range(60))
+    winners = sum(table(round_robin(rng, {A: 0.0, B: 0.0, C: -4.0}, 12, 1.5)).winner is not None for _ in range(60))
     assert winners / 60 <= 0.10
 
 
 @pytest.mark.simulation
 def test_a_clearly_stronger_row_wins_as_a_rule() -> None:
     rng = np.random.default_rng(4)
-    winners = [table(played(rng, {A: 3.0, B: 0.0, C: 0.0}, 16)).winner for _ in range(20)]
+    winners = [table(round_robin(rng, {A: 3.0, B: 0.0, C: 0.0}, 16)).winner for _ in range(20)]
     assert winners.count(A) >= 18
 
 
@@ -201,7 +201,7 @@ def test_a_clearly_stronger_row_wins_as_a_rule() -> None:
 def test_intervals_of_differences_cover_the_truth() -> None:
     rng, inside = np.random.default_rng(5), 0
     for _ in range(100):
-        rows = {row.pair: row for row in table(played(rng, {A: 0.6, B: -0.6}, 24)).standings}
+        rows = {row.pair: row for row in table(round_robin(rng, {A: 0.6, B: -0.6}, 24)).standings}
         strength = rows[A].strength
         inside += known(strength.ci_low) <= 0.6 <= known(strength.ci_high)
     assert inside / 100 >= 0.92

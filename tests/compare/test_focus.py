@@ -25,7 +25,7 @@ FAR = [value - 6 + (0.25 if at % 2 else -0.25) for at, value in enumerate(LOW)]
 OPEN: list[float | None] = [None, None, None]
 
 
-def focused(cells: BoardCells) -> Focus | None:
+def focus_of(cells: BoardCells) -> Focus | None:
     return focus(cells, make_board("", cells, BoardOptions()).ranking)
 
 
@@ -35,7 +35,7 @@ def tied_top() -> dict[Pair, Sequence[float | None]]:
 
 
 def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
-    found = known(focused(scored(tied_top())))
+    found = known(focus_of(scored(tied_top())))
     assert set(found.pairs) == {A, B}
     assert found.pairs[0] == B, "the leader first"
     assert set(found.scenarios) == {"p0@s8", "p1@s9", "p2@s10"}
@@ -43,16 +43,16 @@ def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
 
 
 def test_a_decided_board_has_no_focus() -> None:
-    assert focused(scored({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
+    assert focus_of(scored({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
 
 
 def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
-    assert focused(scored({A: [None] * 8, B: [None] * 8})) is None
-    assert focused(scored({A: LOW, B: NEAR})) is None
+    assert focus_of(scored({A: [None] * 8, B: [None] * 8})) is None
+    assert focus_of(scored({A: LOW, B: NEAR})) is None
 
 
 def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
-    found = known(focused(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]})))
+    found = known(focus_of(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]})))
     assert found.pairs == (A, B)
     assert found.run_ids == {f"{B}@{scenario}" for scenario in found.scenarios}
     assert len(found.scenarios) == 3
@@ -66,7 +66,7 @@ def test_failed_cells_cannot_be_judged() -> None:
         else each
         for each in cells.cells
     )
-    found = known(focused(replace(cells, cells=failed)))
+    found = known(focus_of(replace(cells, cells=failed)))
     assert "p0@s8" not in found.scenarios
 
 
@@ -74,7 +74,7 @@ def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
     """The leader has no answer there, so judging the other one does not compare them."""
     cells = scored(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
-    found = known(focused(replace(cells, cells=without)))
+    found = known(focus_of(replace(cells, cells=without)))
     assert set(found.scenarios) == {"p0@s8", "p2@s10"}
 
 
@@ -85,7 +85,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
     without = tuple(
         each for each in cells.cells if not (each.pair == C and each.scenario != "p2@s10" and not each.values)
     )
-    found = known(focused(replace(cells, cells=without)))
+    found = known(focus_of(replace(cells, cells=without)))
     assert set(found.pairs) == {A, B, C}
     assert found.scenarios[0] == "p2@s10"
 
@@ -93,7 +93,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
 def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
     columns = tied_top()
     columns[B] = [*NEAR, 11.0, None, None]
-    found = known(focused(scored(columns)))
+    found = known(focus_of(scored(columns)))
     assert f"{A}@p0@s8" in found.run_ids
     assert f"{B}@p0@s8" not in found.run_ids
 
@@ -104,10 +104,10 @@ def test_the_order_of_cells_changes_nothing(seed: int) -> None:
     cells = scored(tied_top())
     shuffled = list(cells.cells)
     random.Random(seed).shuffle(shuffled)
-    assert focused(replace(cells, cells=tuple(shuffled))) == focused(cells)
+    assert focus_of(replace(cells, cells=tuple(shuffled))) == focus_of(cells)
 
 
-def near(run: StoredRun, number: int) -> int:
+def tied_level(run: StoredRun, number: int) -> int:
     """One and two are tied, three to six are far behind."""
     if run.params["model"] not in ("one:1b", "two:1b"):
         return 1
@@ -122,7 +122,7 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     scenarios = sorted({run.params["scenario"] for run in driver.cells().values()})
     judge_some(driver, set(scenarios[2:]))
     cells = read_board_cells(store, driver.experiment.experiment_id, CellFilter())
-    found = known(focused(cells))
+    found = known(focus_of(cells))
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
     done = driver.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
     runs_by_id = driver.cells()
@@ -138,5 +138,5 @@ def judge_some(driver: SheetDriver, scenarios: set[str]) -> None:
     for run_id, item in items_of(raw, judging).items():
         keep = cells[run_id].params["scenario"] in scenarios
         for number, tip in enumerate(item["tips"]):
-            tip["scores"] = dict.fromkeys(tip["scores"], near(cells[run_id], number) if keep else None)
+            tip["scores"] = dict.fromkeys(tip["scores"], tied_level(cells[run_id], number) if keep else None)
     assert driver.apply(raw).status == "applied"

@@ -145,11 +145,11 @@ def test_a_pair_that_is_worse_by_exactly_the_margin_rarely_passes() -> None:
 # For machines
 
 
-def parsed(text: str) -> ET.Element:
+def parse_xml(text: str) -> ET.Element:
     return ET.fromstring(text.encode("utf-8"))  # noqa: S314 - our own
 
 
-NASTY = Pair('<m&"\x00\x1b\ud800>', "v%1\r\n::error::x,y")
+HOSTILE_PAIR = Pair('<m&"\x00\x1b\ud800>', "v%1\r\n::error::x,y")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ NASTY = Pair('<m&"\x00\x1b\ud800>', "v%1\r\n::error::x,y")
 )
 def test_junit_has_one_case_with_its_outcome(shift: float, strict: bool, found: str | None) -> None:
     text = junit_xml("tip-bench-x", gate([shift + wave for wave in WAVE]), strict=strict)
-    root = parsed(text)
+    root = parse_xml(text)
     (case,) = root.iter("testcase")
     kinds = [child.tag for child in case if child.tag != "system-out"]
     assert kinds == ([found] if found else [])
@@ -173,14 +173,14 @@ def test_junit_has_one_case_with_its_outcome(shift: float, strict: bool, found: 
 
 
 def test_junit_shows_unknown_as_an_error() -> None:
-    root = parsed(junit_xml("tip-bench-x", unknown_result(BOTH, "nothing there")))
+    root = parse_xml(junit_xml("tip-bench-x", unknown_result(BOTH, "nothing there")))
     (error,) = root.iter("error")
     assert error.get("message") == "not enough data: nothing there"
 
 
 def test_junit_of_hostile_names_is_valid_xml() -> None:
-    text = junit_xml("tip-bench-<&>", unknown_result(GateOptions(NASTY, OLD), 'a "reason" <with> & \x07'))
-    root = parsed(text)
+    text = junit_xml("tip-bench-<&>", unknown_result(GateOptions(HOSTILE_PAIR, OLD), 'a "reason" <with> & \x07'))
+    root = parse_xml(text)
     (error,) = root.iter("error")
     assert error.get("message") == 'not enough data: a "reason" <with> & \ufffd'
     (case,) = root.iter("testcase")
@@ -202,7 +202,7 @@ def test_an_annotation_has_the_level_of_the_outcome(shift: float, strict: bool, 
 
 
 def test_names_cannot_break_out_of_an_annotation() -> None:
-    line = annotation("tip-bench-x", unknown_result(GateOptions(NASTY, OLD), "50 % of\r\n::error::all"))
+    line = annotation("tip-bench-x", unknown_result(GateOptions(HOSTILE_PAIR, OLD), "50 % of\r\n::error::all"))
     assert line.splitlines() == [line]
     title, _, message = line.removeprefix("::error title=").partition("::")
     assert not set(title) & set(":,\r\n\x00")
@@ -210,7 +210,7 @@ def test_names_cannot_break_out_of_an_annotation() -> None:
     assert message == "not enough data: 50 %25 of%0D%0A::error::all"
 
 
-def with_holes(state: str) -> BoardCells:
+def with_missing_cells(state: str) -> BoardCells:
     """The candidate lacks two of eight cells."""
     base = scored({OLD: BASE, NEW: [*[one + 2 for one in BASE[:6]], None, None]})
     cells = [
@@ -222,7 +222,7 @@ def with_holes(state: str) -> BoardCells:
 
 @pytest.mark.parametrize(("state", "command"), [("failed", "tipbench collect"), ("pending", "tipbench judge export")])
 def test_candidate_that_is_not_judged_wherever_the_baseline_is_gets_no_result(state: str, command: str) -> None:
-    result = evaluate_gate(with_holes(state), BOTH)
+    result = evaluate_gate(with_missing_cells(state), BOTH)
     assert (result.outcome, result.exit_code()) == (Outcome.UNKNOWN, 3)
     assert "is not judged in 2 of the 8 scenarios of qwen2.5:0.5b/v1 (p2@s6 and p3@s7)" in result.reason
     assert command in result.reason
@@ -235,7 +235,7 @@ def test_candidate_that_is_not_judged_wherever_the_baseline_is_gets_no_result(st
 
 def test_failed_cells_can_count_at_the_floor() -> None:
     """Two points better where it answers, but without an answer in two of eight scenarios."""
-    cells = replace(with_holes("failed"), rubric_content=load_suite("tips").rubric)
+    cells = replace(with_missing_cells("failed"), rubric_content=load_suite("tips").rubric)
     result = evaluate_gate(cells, replace(BOTH, failed_as_floor=True))
     assert (result.outcome, result.n_scenarios) == (Outcome.UNDECIDED, 8)
     assert known(result.difference).mean == pytest.approx((6 * 2 + (3 - BASE[6]) + (3 - BASE[7])) / 8)

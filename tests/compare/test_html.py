@@ -57,15 +57,15 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made() -> Leaderboard:
+def leaderboard() -> Leaderboard:
     return board(
         missing=lambda pair, scenario: pair == Pair("gemma3:1b", "v1") and scenario.endswith(("morning", "evening"))
     )
 
 
 @pytest.fixture(scope="module")
-def source(made: Leaderboard) -> str:
-    return html_report(made, answers(made), judging())
+def source(leaderboard: Leaderboard) -> str:
+    return html_report(leaderboard, answers(leaderboard), judging())
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def page(source: str) -> Page:
 
 
 @pytest.fixture(scope="module")
-def hostile() -> tuple[str, Page]:
-    made = board([Pair(name, "v1") for name in HOSTILE], experiment="tip-bench-<b>", hosts=("<i>box</i>", "b"))
-    source = html_report(made, answers(made, tips=HOSTILE), judging())
+def hostile_report() -> tuple[str, Page]:
+    leaderboard = board([Pair(name, "v1") for name in HOSTILE], experiment="tip-bench-<b>", hosts=("<i>box</i>", "b"))
+    source = html_report(leaderboard, answers(leaderboard, tips=HOSTILE), judging())
     return source, Page(source)
 
 
@@ -85,10 +85,10 @@ def test_every_element_is_closed(page: Page) -> None:
     assert page.tags["html"] == page.tags["body"] == page.tags["h1"] == 1
 
 
-def test_the_page_has_verdict_charts_tables_judging_and_answers(made: Leaderboard, page: Page) -> None:
+def test_the_page_has_verdict_charts_tables_judging_and_answers(leaderboard: Leaderboard, page: Page) -> None:
     whole = "".join(page.texts)
-    assert summary_card(made).title in whole
-    assert made.verdict in whole
+    assert summary_card(leaderboard).title in whole
+    assert leaderboard.verdict in whole
     for title in ("Standings", "Model × prompt", "Quality against latency", "Judging", "Answers, side by side"):
         assert title in whole
     assert page.tags["figure"] == 3
@@ -99,8 +99,8 @@ def test_the_page_has_verdict_charts_tables_judging_and_answers(made: Leaderboar
 
 def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
     duels = duel_table([Duel(TWELVE[0], TWELVE[1], f"s{at}", "first") for at in range(6)])
-    made = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=TWELVE[0])
-    page = Page(html_report(made, judging=judging()))
+    leaderboard = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=TWELVE[0])
+    page = Page(html_report(leaderboard, judging=judging()))
     whole = "".join(page.texts)
     assert page.tags["figure"] == 3
     for part in (
@@ -133,8 +133,8 @@ def test_the_judging_strip_names_who_how_well_and_under_what(page: Page) -> None
     assert "tip-v1 (abababababab)" in whole
 
 
-def test_nothing_is_loaded_and_nothing_is_run(page: Page, hostile: tuple[str, Page]) -> None:
-    for each in (page, hostile[1]):
+def test_nothing_is_loaded_and_nothing_is_run(page: Page, hostile_report: tuple[str, Page]) -> None:
+    for each in (page, hostile_report[1]):
         assert not {"script", "link", "img", "iframe", "object", "embed", "form", "image", "use"} & set(each.tags)
         assert all(value.startswith("#") for value in each.values("href") + each.values("xlink:href"))
         assert each.values("src") == []
@@ -150,8 +150,8 @@ def test_the_page_has_no_address_and_no_heading_level_is_skipped(source: str) ->
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_hostile_names_and_tips_show_as_text(hostile: tuple[str, Page]) -> None:
-    source, page = hostile
+def test_hostile_names_and_tips_show_as_text(hostile_report: tuple[str, Page]) -> None:
+    source, page = hostile_report
     assert page.open == []
     whole = "".join(page.texts)
     assert "<script>alert(1)</script>" in whole
@@ -162,8 +162,8 @@ def test_hostile_names_and_tips_show_as_text(hostile: tuple[str, Page]) -> None:
     source.encode()
 
 
-def test_invisible_and_direction_characters_are_shown_by_their_names(hostile: tuple[str, Page]) -> None:
-    source, page = hostile
+def test_invisible_and_direction_characters_are_shown_by_their_names(hostile_report: tuple[str, Page]) -> None:
+    source, page = hostile_report
     assert "\u202e" not in re.sub(r"<svg.*?</svg>", "", source, flags=re.DOTALL)
     assert "⟨U+202E⟩right to left" in "".join(page.texts)
 
@@ -182,16 +182,16 @@ def test_tables_have_a_name_and_headers_with_scope(page: Page) -> None:
     assert page.tags["figcaption"] == page.tags["figure"]
 
 
-def test_values_can_be_read_on_hover(page: Page, made: Leaderboard) -> None:
-    assert page.tags["title"] > 4 * len(made.standings)
-    label = f"{made.ranking.leader}: composite"
+def test_values_can_be_read_on_hover(page: Page, leaderboard: Leaderboard) -> None:
+    assert page.tags["title"] > 4 * len(leaderboard.standings)
+    label = f"{leaderboard.ranking.leader}: composite"
     assert any(text.startswith(label) for text in page.texts)
 
 
 def test_an_unjudged_board_is_a_valid_page() -> None:
-    made = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
-    page = Page(html_report(made, answers(made), judging()))
-    assert made.verdict in "".join(page.texts)
+    leaderboard = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
+    page = Page(html_report(leaderboard, answers(leaderboard), judging()))
+    assert leaderboard.verdict in "".join(page.texts)
 
 
 def test_an_answer_without_tips_shows_the_reason() -> None:

@@ -43,12 +43,12 @@ DIFFERENCE_KEYS = {"mean", "ci_low", "ci_high", "p"}
 SHARES = {"model", "prompt", "interaction", "scenario", "residual"}
 
 
-def made(cells: BoardCells, **options: Any) -> Leaderboard:
+def board_of(cells: BoardCells, **options: Any) -> Leaderboard:
     return make_board("tip-bench-test", cells, BoardOptions(**{"scales": SCALES, **options}))
 
 
-def of_runs(runs: Sequence[StoredRun], **options: Any) -> Leaderboard:
-    return made(select_cells([(run, NO_SCORES) for run in runs], CellFilter()), **options)
+def board_of_runs(runs: Sequence[StoredRun], **options: Any) -> Leaderboard:
+    return board_of(select_cells([(run, NO_SCORES) for run in runs], CellFilter()), **options)
 
 
 def rows(found: Leaderboard) -> dict[str, dict[str, Any]]:
@@ -103,7 +103,7 @@ def test_a_full_board_has_every_key_with_a_number() -> None:
 
 
 def test_numbers_are_those_of_the_scores_not_rounded() -> None:
-    found = rows(made(scored({A: LOW, B: HIGH})))
+    found = rows(board_of(scored({A: LOW, B: HIGH})))
     assert found[str(A)]["composite"] == pytest.approx(sum(LOW) / 8, abs=1e-12)
     assert found[str(A)]["diff_to_leader"]["mean"] == pytest.approx(-4.0, abs=1e-12)
     assert found[str(B)]["ci_low"] < found[str(B)]["composite"] < found[str(B)]["ci_high"]
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_scores_not_rounded() -> None:
 
 
 def test_a_planted_leader_is_found_and_decided() -> None:
-    found = made(scored({A: LOW, B: HIGH, C: [value - 1 for value in LOW]})).to_json()
+    found = board_of(scored({A: LOW, B: HIGH, C: [value - 1 for value in LOW]})).to_json()
     check_shape(found)
     verdict = found["verdict"]
     assert verdict["leader"] == {"model": "b:1b", "prompt_version": "v1"}
@@ -129,7 +129,7 @@ def test_planted_effects_are_attributed() -> None:
         ]
         for model in "ab" for prompt in ("v1", "v2")
     }  # fmt: skip
-    found = made(scored(scores)).to_json()
+    found = board_of(scored(scores)).to_json()
     shares = found["attribution"]
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["model"] > shares["prompt"] > shares["interaction"]
@@ -139,9 +139,9 @@ def test_planted_effects_are_attributed() -> None:
 
 
 def test_an_incomplete_row_is_last_without_a_rank_and_changes_no_other() -> None:
-    full = made(scored({A: LOW, B: HIGH}))
+    full = board_of(scored({A: LOW, B: HIGH}))
     partly: list[float | None] = [17.0, 17.0, 17.0, *[None] * 5]
-    found = made(scored({A: LOW, B: HIGH, C: partly}))
+    found = board_of(scored({A: LOW, B: HIGH, C: partly}))
     check_shape(found.to_json())
     *first, last = found.to_json()["standings"]
     assert first == full.to_json()["standings"]
@@ -156,7 +156,7 @@ def test_without_a_row_in_six_scenarios_the_verdict_names_what_is_missing() -> N
         pair: [value if at % 3 != hole else None for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B, C))
     }
     holes[C] = [*holes[C][:7], None]
-    found = made(scored(holes)).to_json()
+    found = board_of(scored(holes)).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"], found["verdict"]["decided"]) == (None, False)
     assert {row["rank"] for row in found["standings"]} == {None}
@@ -165,7 +165,7 @@ def test_without_a_row_in_six_scenarios_the_verdict_names_what_is_missing() -> N
 
 
 def test_no_scores_at_all_is_a_board_of_nulls() -> None:
-    board_ = of_runs([cell(pair, "nurse@morning", None) for pair in (A, B)])
+    board_ = board_of_runs([cell(pair, "nurse@morning", None) for pair in (A, B)])
     found = board_.to_json()
     check_shape(found)
     assert (found["rubric"], found["judges"], found["provisional"]) == (None, [], False)
@@ -181,7 +181,7 @@ def test_all_failed_is_a_board_of_nulls_with_flags() -> None:
         replace(cell(pair, scenario, None, tags={"state": "failed"}), status="FAILED", metrics={})
         for pair in (A, B) for scenario in scenario_names(4)
     ]  # fmt: skip
-    found = of_runs(failed).to_json()
+    found = board_of_runs(failed).to_json()
     check_shape(found)
     for row in found["standings"]:
         assert (row["failed"], row["total"], row["judged"]) == (4, 4, 0)
@@ -190,7 +190,7 @@ def test_all_failed_is_a_board_of_nulls_with_flags() -> None:
 
 
 def test_one_model_leads_alone_and_nothing_is_decided() -> None:
-    found = made(scored({A: LOW})).to_json()
+    found = board_of(scored({A: LOW})).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("a:1b", False)
     (row,) = found["standings"]
@@ -199,7 +199,7 @@ def test_one_model_leads_alone_and_nothing_is_decided() -> None:
 
 
 def test_one_scenario_gives_means_only() -> None:
-    found = made(scored({A: LOW[:1], B: HIGH[:1]})).to_json()
+    found = board_of(scored({A: LOW[:1], B: HIGH[:1]})).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("b:1b", False)
     assert found["verdict"]["scenarios_needed"] is None
@@ -210,7 +210,7 @@ def test_one_scenario_gives_means_only() -> None:
 
 
 def test_the_same_score_everywhere_has_no_interval_and_no_attribution() -> None:
-    found = made(scored({A: [11.0] * 8, B: [11.0] * 8})).to_json()
+    found = board_of(scored({A: [11.0] * 8, B: [11.0] * 8})).to_json()
     check_shape(found)
     assert [(row["composite"], row["ci_low"]) for row in found["standings"]] == [(11.0, None)] * 2
     assert found["attribution"] is None
@@ -221,7 +221,7 @@ def test_repeats_are_averaged_within_their_scenario() -> None:
     """Three repeats in one scenario weigh no more than one in another."""
     single = [cell(A, name, 10.0) for name in scenario_names(4)]
     extra = [replace(cell(A, scenario_names(1)[0], value), run_id=f"again {value}") for value in (16.0, 16.0)]
-    (row,) = of_runs([*single, *extra]).to_json()["standings"]
+    (row,) = board_of_runs([*single, *extra]).to_json()["standings"]
     assert row["composite"] == pytest.approx((14 + 10 + 10 + 10) / 4)
     assert (row["n_scenarios"], row["judged"], row["total"]) == (4, 6, 6)
 
@@ -231,14 +231,14 @@ def test_problems_of_cells_become_flags_and_not_scores() -> None:
     tags = [{}, {"truncated": "true"}, {"floored": "true"}, {"foreign_resident": "true"}, {"state": "failed"}, {}]
     runs = [cell(A, name, 10.0, tags=each) for name, each in zip(names, tags, strict=True)]
     old = replace(runs[0], run_id="old", start_ms=0, params={**runs[0].params, "model_digest": "sha256:old"})
-    (row,) = of_runs([*runs, old]).to_json()["standings"]
+    (row,) = board_of_runs([*runs, old]).to_json()["standings"]
     assert row["flags"] == ["failed", "stale", "truncated", "floored", "foreign_resident"]
     assert (row["judged"], row["failed"], row["total"], row["composite"]) == (5, 1, 6, 10.0)
 
 
 def test_an_unknown_baseline_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and b:1b/v1\."):
-        made(scored({A: LOW, B: HIGH}), baseline=C)
+        board_of(scored({A: LOW, B: HIGH}), baseline=C)
 
 
 def test_by_model_scores_are_averaged_over_prompts() -> None:
@@ -259,7 +259,7 @@ def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> No
     slow = [
         replace(run, metrics={**run.metrics, "latency_s": 9.0}) for run in both if run.params["prompt_version"] == "v2"
     ]
-    found = of_runs([*both[:3], *slow, *(cell(Pair("b", "v1"), name, 9.0) for name in names)], by="model")
+    found = board_of_runs([*both[:3], *slow, *(cell(Pair("b", "v1"), name, 9.0) for name in names)], by="model")
     row = rows(found)["a/*"]
     assert (row["composite"], row["relevance"]) == (10.0, pytest.approx(10 / 17 * 5))
     assert (row["latency_s"], row["judged"], row["total"]) == (2.0, 3, 3)
@@ -267,7 +267,7 @@ def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> No
 
 
 def test_by_model_without_a_shared_prompt_nothing_is_ranked_with_the_reason() -> None:
-    found = made(scored({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
+    found = board_of(scored({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
     check_shape(found.to_json())
     assert found.ranking.leader is None
     assert "No prompt is shared by all models, so the models cannot be ranked." in found.notes
@@ -276,12 +276,12 @@ def test_by_model_without_a_shared_prompt_nothing_is_ranked_with_the_reason() ->
 def test_by_model_older_builds_are_flagged_too() -> None:
     runs = [cell(A, "nurse@morning", 10.0), cell(B, "nurse@morning", 10.0)]
     old = replace(runs[0], run_id="old", start_ms=0, params={**runs[0].params, "model_digest": "sha256:old"})
-    found = rows(of_runs([*runs, old], by="model"))
+    found = rows(board_of_runs([*runs, old], by="model"))
     assert ("stale" in found["a:1b/*"]["flags"], "stale" in found["b:1b/*"]["flags"]) == (True, False)
 
 
 def test_per_persona_there_are_fewer_units_and_the_same_means() -> None:
-    wide, narrow = made(scored({A: LOW, B: HIGH})), made(scored({A: LOW, B: HIGH}), cluster="persona")
+    wide, narrow = board_of(scored({A: LOW, B: HIGH})), board_of(scored({A: LOW, B: HIGH}), cluster="persona")
     check_shape(narrow.to_json())
     assert (narrow.to_json()["cluster"], narrow.ranking.n_units) == ("persona", 4)
     assert "leads over 4 personas" in narrow.verdict
@@ -294,17 +294,17 @@ def test_excluded_cells_are_noted_with_the_option_to_show_them() -> None:
         *(cell(A, "nurse@morning", 10.0, tags={"conditions": "older"}) for _ in range(2)),
         replace(cell(A, "nurse@morning", 10.0), run_id="new", start_ms=9),
     ]
-    notes = of_runs(runs).notes
+    notes = board_of_runs(runs).notes
     assert "2 runs under other conditions are excluded; --where conditions=older to show them." in notes
 
 
 def test_hosts_are_named_where_speed_does_not_compare() -> None:
     runs = [cell(A, "nurse@morning", 10.0), cell(B, "nurse@morning", 10.0)]
     elsewhere = replace(runs[1], params={**runs[1].params, "host": "other"})
-    found = of_runs([runs[0], elsewhere])
+    found = board_of_runs([runs[0], elsewhere])
     assert found.to_json()["hosts"] == ["box", "other"]
     assert any("not comparable across hosts" in note for note in found.notes)
-    assert not any("hosts" in note for note in of_runs(runs).notes)
+    assert not any("hosts" in note for note in board_of_runs(runs).notes)
 
 
 scores = st.lists(st.one_of(st.none(), st.integers(8, 68).map(lambda step: step / 4)), min_size=7, max_size=7)
@@ -317,7 +317,7 @@ def test_every_board_has_the_documented_format(
 ) -> None:
     pairs = [Pair("a", "v1"), Pair("a", "v2"), Pair("b", "v1"), Pair("b", "v2")]
     cells = scored(dict(zip(pairs, columns, strict=False)))
-    check_shape(made(cells, cluster="persona" if cluster else None, by=by).to_json())
+    check_shape(board_of(cells, cluster="persona" if cluster else None, by=by).to_json())
 
 
 @settings(max_examples=20)
@@ -326,10 +326,10 @@ def test_order_and_repetition_change_no_byte(seed: int) -> None:
     plain = scored({A: LOW, B: HIGH, C: [*LOW[:5], None, None, None]})
     shuffled = list(plain.cells)
     random.Random(seed).shuffle(shuffled)
-    text = json.dumps(made(plain).to_json())
-    assert json.dumps(made(replace(plain, cells=tuple(shuffled))).to_json()) == text
-    twice = made(replace(plain, cells=plain.cells * 2)).to_json()
-    for row, alone in zip(twice["standings"], made(plain).to_json()["standings"], strict=True):
+    text = json.dumps(board_of(plain).to_json())
+    assert json.dumps(board_of(replace(plain, cells=tuple(shuffled))).to_json()) == text
+    twice = board_of(replace(plain, cells=plain.cells * 2)).to_json()
+    for row, alone in zip(twice["standings"], board_of(plain).to_json()["standings"], strict=True):
         assert (row["judged"], row["total"]) == (2 * alone["judged"], 2 * alone["total"])
         assert {**row, "judged": 0, "total": 0} == {**alone, "judged": 0, "total": 0}
 
@@ -339,8 +339,8 @@ def test_order_and_repetition_change_no_byte(seed: int) -> None:
 def test_an_irrelevant_model_changes_no_difference_of_others(values: list[float], judged: int) -> None:
     """Its p and interval may move, being adjusted over more rows; what was measured between two others may not."""
     third: list[float | None] = [value if at < judged else None for at, value in enumerate(values)]
-    alone = rows(made(scored({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
-    together = rows(made(scored({A: LOW, B: HIGH, C: third}), baseline=A))[str(B)]["diff_to_baseline"]
+    alone = rows(board_of(scored({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
+    together = rows(board_of(scored({A: LOW, B: HIGH, C: third}), baseline=A))[str(B)]["diff_to_baseline"]
     assert together["mean"] == alone["mean"]
 
 
@@ -348,9 +348,9 @@ REFERENCE = Pair("baseline:template", "none")
 
 
 def test_reference_is_shown_next_to_the_ranking() -> None:
-    found = made(scored({A: LOW, B: HIGH, REFERENCE: [value - 1 for value in LOW]})).to_json()
+    found = board_of(scored({A: LOW, B: HIGH, REFERENCE: [value - 1 for value in LOW]})).to_json()
     check_shape(found)
-    alone = made(scored({A: LOW, B: HIGH})).to_json()
+    alone = board_of(scored({A: LOW, B: HIGH})).to_json()
     assert found["standings"] == alone["standings"]
     assert found["attribution"] == alone["attribution"]
     (reference,) = found["references"]
@@ -370,16 +370,16 @@ def test_older_runs_of_a_reference_with_prompts_are_one_row_until_one_without_is
     names = scenario_names(8)
     candidate = [cell(A, name, 10.0 + at) for at, name in enumerate(names)]
     old = [*reference_runs("v1", 4.0, names), *reference_runs("v2-mentor", 8.0, names)]
-    (row,) = of_runs([*candidate, *old]).to_json()["references"]
+    (row,) = board_of_runs([*candidate, *old]).to_json()["references"]
     assert (row["composite"], row["total"]) == (6.0, 16)
-    (row,) = of_runs([*candidate, *old, *reference_runs("none", None, names)]).to_json()["references"]
+    (row,) = board_of_runs([*candidate, *old, *reference_runs("none", None, names)]).to_json()["references"]
     assert row["composite"] == 6.0
-    (row,) = of_runs([*candidate, *old, *reference_runs("none", 12.0, names[:4])]).to_json()["references"]
+    (row,) = board_of_runs([*candidate, *old, *reference_runs("none", 12.0, names[:4])]).to_json()["references"]
     assert row["composite"] == 9.0
 
 
 def test_reference_can_be_the_baseline_of_a_board() -> None:
-    found = rows(made(scored({A: LOW, B: HIGH, REFERENCE: LOW}), baseline=REFERENCE))
+    found = rows(board_of(scored({A: LOW, B: HIGH, REFERENCE: LOW}), baseline=REFERENCE))
     assert found[str(B)]["diff_to_baseline"]["mean"] == pytest.approx(4.0)
 
 
@@ -389,14 +389,14 @@ def test_unusable_answers_are_a_part_of_their_own() -> None:
         cell(A, name, 3.0 if at < 2 else 12.0, tags={"floored": "true"} if at < 2 else {})
         for at, name in enumerate(names)
     ]
-    (row,) = of_runs(runs).to_json()["standings"]
+    (row,) = board_of_runs(runs).to_json()["standings"]
     assert (row["composite"], row["composite_usable"], row["usable"]) == (9.75, 12.0, 0.75)
     assert (row["usable_low"], row["usable_high"]) == pytest.approx((0.349, 0.968), abs=0.001)
 
 
 def test_nothing_is_ranked_while_only_floors_are_there() -> None:
     floors = [cell(pair, name, 3.0, tags={"floored": "true"}) for pair in (A, B) for name in scenario_names(8)]
-    found = of_runs(
+    found = board_of_runs(
         [
             *floors[:8],
             *(replace(run, tags={**run.tags, "state": "pending", "floored": ""}, metrics={}) for run in floors[8:]),
@@ -410,7 +410,7 @@ def test_nothing_is_ranked_while_only_floors_are_there() -> None:
 
 def test_without_a_usable_answer_no_sheet_is_suggested() -> None:
     floors = [cell(pair, name, 3.0, tags={"floored": "true"}) for pair in (A, B) for name in scenario_names(8)]
-    found = of_runs(floors)
+    found = board_of_runs(floors)
     assert found.verdict == "Nothing can be ranked: no answer has a usable tip."
     assert found.notes[0] == "None of 16 answers has a usable tip, so there is nothing to judge."
     assert found.notes[0] in summary_card(found).lines
@@ -420,7 +420,7 @@ def test_without_a_usable_answer_no_sheet_is_suggested() -> None:
 def test_excluded_rows_are_left_out_and_recorded() -> None:
     runs = [cell(pair, name, 10.0 + at) for pair in (A, B, C) for at, name in enumerate(scenario_names(8))]
     cell_filter = CellFilter(exclude=("a:1b", str(B)))
-    found = made(select_cells([(run, NO_SCORES) for run in runs], cell_filter))
+    found = board_of(select_cells([(run, NO_SCORES) for run in runs], cell_filter))
     assert [str(row.pair) for row in found.standings] == [str(C)]
     assert found.to_json()["exclude"] == ["a:1b", "b:1b/v1"]
     assert "Left out with --exclude: a:1b/v1 and b:1b/v1." in found.notes
@@ -430,7 +430,7 @@ def test_row_with_gaps_is_ranked_by_its_adjusted_mean() -> None:
     """C lacks the two hardest scenarios: its plain mean is above B's, although it is worse wherever both are judged."""
     low, high = ([value - 6 if at < 2 else value for at, value in enumerate(values)] for values in (LOW, HIGH))
     gaps: list[float | None] = [None if at < 2 else value - 0.5 for at, value in enumerate(high)]
-    found = made(scored({A: low, B: high, C: gaps}))
+    found = board_of(scored({A: low, B: high, C: gaps}))
     by_name = rows(found)
     assert by_name[str(C)]["composite"] > by_name[str(B)]["composite"]
     assert by_name[str(C)]["rank"] > by_name[str(B)]["rank"]

@@ -18,12 +18,12 @@ EXPERIMENT = "tip-bench-test"
 
 @pytest.fixture
 def store() -> MemoryStore:
-    made = MemoryStore()
-    made.ensure_experiment(EXPERIMENT)
-    return made
+    store = MemoryStore()
+    store.ensure_experiment(EXPERIMENT)
+    return store
 
 
-def kept(store: MemoryStore) -> list[StoredRun]:
+def recorded_boards(store: MemoryStore) -> list[StoredRun]:
     return list(store.search("1", where={"kind": "leaderboard"}))
 
 
@@ -35,12 +35,12 @@ def revision(store: MemoryStore) -> str | None:
 def test_the_same_board_is_recorded_once(store: MemoryStore) -> None:
     first = record_board(store, "1", board())
     assert record_board(store, "1", board()) == first
-    assert [run.run_id for run in kept(store)] == [first]
+    assert [run.run_id for run in recorded_boards(store)] == [first]
 
 
 def test_a_changed_board_is_recorded_in_addition_to_the_old_one(store: MemoryStore) -> None:
     ids = {record_board(store, "1", each) for each in (board(), board(seed=6), board(judges=("anna",)), board())}
-    assert ids == {run.run_id for run in kept(store)}
+    assert ids == {run.run_id for run in recorded_boards(store)}
     assert len(ids) == 3
 
 

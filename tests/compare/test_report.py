@@ -30,13 +30,13 @@ from tipbench.compare.report import (
 from tipbench.text import csv_text
 
 
-def gap(pair: Pair, scenario: str) -> bool:
+def is_missing(pair: Pair, scenario: str) -> bool:
     return pair == TWELVE[0] and scenario.endswith(("morning", "evening"))
 
 
 def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
-    made = board()
-    columns, rows = table_rows(made)
+    leaderboard = board()
+    columns, rows = table_rows(leaderboard)
     assert columns[:7] == ["rank", "model", "prompt", "composite", "standing", "95 % interval", "P(best)"]
     assert set(SCALES) < set(columns)
     assert set(TEXT_COLUMNS) < set(columns)
@@ -45,8 +45,8 @@ def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
 
 
 def test_with_a_baseline_differences_to_it_and_to_the_leader_are_shown() -> None:
-    made, plain = board(baseline=TWELVE[0]), board()
-    columns, rows = table_rows(made)
+    leaderboard, plain = board(baseline=TWELVE[0]), board()
+    columns, rows = table_rows(leaderboard)
     assert columns[7:11] == ["to leader", "p", "to baseline", "p (baseline)"]
     own = [row for row in rows if row[1:3] == [TWELVE[0].model, TWELVE[0].prompt]]
     assert own[0][9:11] == [None, None]
@@ -56,18 +56,18 @@ def test_with_a_baseline_differences_to_it_and_to_the_leader_are_shown() -> None
 
 @pytest.mark.parametrize(("n", "shown"), [(4, False), (8, True)])
 def test_a_chance_of_being_best_is_shown_to_people_from_six_scenarios_on(n: int, shown: bool) -> None:
-    made = board(n=n)
-    columns, rows = table_rows(made)
+    leaderboard = board(n=n)
+    columns, rows = table_rows(leaderboard)
     assert all((row[columns.index("P(best)")] is not None) is shown for row in rows)
-    assert any(note.startswith("P(best) needs at least 6 scenarios") for note in made.notes) is not shown
-    chances = [row["p_best"] for row in made.to_json()["standings"]]
+    assert any(note.startswith("P(best) needs at least 6 scenarios") for note in leaderboard.notes) is not shown
+    chances = [row["p_best"] for row in leaderboard.to_json()["standings"]]
     assert sum(chances) == pytest.approx(1), "programs get the numbers either way"
 
 
 def test_the_smallest_detectable_difference_is_below_the_table() -> None:
-    made = board()
-    least = made.to_json()["verdict"]["smallest_detectable"]
-    assert footer_lines(made)[0] == (
+    leaderboard = board()
+    least = leaderboard.to_json()["verdict"]["smallest_detectable"]
+    assert footer_lines(leaderboard)[0] == (
         f"Differences to the leader of less than {least:.1f} points are unlikely to be detected with 8 scenarios."
     )
     assert not any("unlikely to be detected" in line for line in footer_lines(board(n=4)))
@@ -77,10 +77,10 @@ def test_attribution_names_excluded_rows() -> None:
     def without_llama(pair: Pair, scenario: str) -> bool:
         return pair.model == "llama3.2:3b" and scenario.startswith("nurse")
 
-    made = board(missing=without_llama)
-    (shown,) = [line for line in footer_lines(made) if line.startswith("What explains")]
+    leaderboard = board(missing=without_llama)
+    (shown,) = [line for line in footer_lines(leaderboard) if line.startswith("What explains")]
     assert shown.startswith("What explains the differences (over the complete rows, without llama3.2:3b): model ")
-    assert made.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
+    assert leaderboard.to_json()["attribution_details"]["without"] == ["llama3.2:3b"]
 
 
 def test_a_board_by_model_has_no_column_for_prompts() -> None:
@@ -96,30 +96,30 @@ def test_an_unknown_value_is_not_a_number() -> None:
 
 
 def test_every_row_shows_its_relation_to_the_leader() -> None:
-    made = board(missing=gap)
-    columns, rows = table_rows(made)
+    leaderboard = board(missing=is_missing)
+    columns, rows = table_rows(leaderboard)
     shown = [row[columns.index("standing")] for row in rows]
     order = [STATE_TEXTS[state] for state in State]
     assert (shown[0], shown[-1]) == ("leader", "not ranked")
     places = [order.index(each or "") for each in shown]
     assert places == sorted(places)
-    assert state_of(made, Pair("no", "such")) is State.INCOMPLETE
+    assert state_of(leaderboard, Pair("no", "such")) is State.INCOMPLETE
 
 
 def test_csv_has_the_names_of_the_json_form_and_does_not_round() -> None:
-    made = board()
-    rows = list(csv.DictReader(io.StringIO(to_csv(made))))
-    first = made.standings[0].to_json()
+    leaderboard = board()
+    rows = list(csv.DictReader(io.StringIO(to_csv(leaderboard))))
+    first = leaderboard.standings[0].to_json()
     assert float(rows[0]["composite"]) == first["composite"]
-    assert float(rows[1]["diff_to_leader_ci_low"]) == made.standings[1].to_json()["diff_to_leader"]["ci_low"]
+    assert float(rows[1]["diff_to_leader_ci_low"]) == leaderboard.standings[1].to_json()["diff_to_leader"]["ci_low"]
     assert rows[0]["diff_to_leader_mean"] == ""
     plain = {name for name in first if not name.startswith("diff_to_")}
     assert plain < set(rows[0])
 
 
 def test_no_cell_of_a_csv_is_a_formula() -> None:
-    made = board([Pair(name, "=1+1") for name in HOSTILE])
-    rows = list(csv.reader(io.StringIO(to_csv(made))))
+    leaderboard = board([Pair(name, "=1+1") for name in HOSTILE])
+    rows = list(csv.reader(io.StringIO(to_csv(leaderboard))))
     numbers = re.compile(r"-?[\d.e-]+")
     assert all(
         cell[:1] not in ("=", "+", "-", "@", "\t", "\r") or numbers.fullmatch(cell) for row in rows for cell in row
@@ -138,9 +138,9 @@ def test_csv_values_round_trip_except_for_the_apostrophe(cells: list[str]) -> No
 @settings(max_examples=20)
 @given(st.text())
 def test_a_csv_has_no_control_characters(text: str) -> None:
-    made = csv_text(["a"], [[text]])
-    assert not {char for char in made if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n", "\t"}
-    made.encode()
+    table = csv_text(["a"], [[text]])
+    assert not {char for char in table if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n", "\t"}
+    table.encode()
 
 
 def test_csv_has_a_provisional_column_on_every_line() -> None:
@@ -151,9 +151,9 @@ def test_csv_has_a_provisional_column_on_every_line() -> None:
 
 @pytest.mark.parametrize("text", ["(@team)", "https://evil.example/x", "www.evil.example"])
 def test_markdown_has_no_mentions_and_no_links(text: str) -> None:
-    made = plain_markdown(text)
-    assert not re.search(r"(?<!\w)@\w|@[\w-]+\.\w|\w://|www\.", made)
-    assert re.sub("[\\\\\u200b]", "", made) == text
+    markdown = plain_markdown(text)
+    assert not re.search(r"(?<!\w)@\w|@[\w-]+\.\w|\w://|www\.", markdown)
+    assert re.sub("[\\\\\u200b]", "", markdown) == text
 
 
 def test_scenarios_and_hashes_are_unchanged_in_markdown() -> None:
@@ -171,8 +171,8 @@ def test_a_markdown_cell_is_one_cell_and_no_markup(text: str) -> None:
 
 
 def test_markdown_has_verdict_table_and_reasons() -> None:
-    made = board(missing=gap)
-    text = to_markdown(made)
+    leaderboard = board(missing=is_missing)
+    text = to_markdown(leaderboard)
     assert text.startswith("## tip-bench-test\n\n**")
     assert text.count("\n| ") == 14
     assert "No attribution" in text

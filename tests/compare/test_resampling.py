@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import known, world
+from worlds import known, simulate
 
 from tipbench.compare import resampling
 from tipbench.compare.matrix import Floats, Mask
@@ -16,7 +16,7 @@ def column(*numbers: float) -> Floats:
     return np.array(numbers, dtype=float)[:, None]
 
 
-def by_adjusted_p(values: Floats, n_flips: int) -> Mask:
+def better_by_p(values: Floats, n_flips: int) -> Mask:
     """What `significantly_better` must give: one step-down over the written-out differences of all pairs."""
     k = values.shape[1]
     pairs = list(combinations(range(k), 2))
@@ -130,18 +130,18 @@ def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
     rng = np.random.default_rng(n)
     monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)  # for the way of large boards
     for _ in range(8):
-        values = world(rng, np.linspace(0, 8, 7), n)
+        values = simulate(rng, np.linspace(0, 8, 7), n)
         if missing:
             values[: n // 3, 4:] = np.nan
             values[-1, 2] = np.nan
-        np.testing.assert_array_equal(significantly_better(values, n_flips=999), by_adjusted_p(values, n_flips=999))
+        np.testing.assert_array_equal(significantly_better(values, n_flips=999), better_by_p(values, n_flips=999))
 
 
 def test_fewer_rounds_only_reject_less(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     gained = 0
     for _ in range(8):
-        values = world(rng, np.linspace(0, 6, 10), 12)
+        values = simulate(rng, np.linspace(0, 6, 10), 12)
         all_rounds = significantly_better(values)
         with monkeypatch.context() as changed:
             changed.setattr(resampling, "MAX_DIRECT_SUMS", 0)
@@ -167,7 +167,7 @@ def test_many_patterns_of_missing_cells_use_fewer_flips(monkeypatch: pytest.Monk
     monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)
     monkeypatch.setattr(resampling, "MAX_SUMS_IN_MEMORY", 400_000)  # 1000 flips for 20 columns with 20 patterns
     rng = np.random.default_rng(2)
-    values = world(rng, np.linspace(0, 30, 20), 14)
+    values = simulate(rng, np.linspace(0, 30, 20), 14)
     values[rng.random(values.shape) < 0.1] = np.nan
     better = significantly_better(values)
     assert better[-1, 0]
@@ -188,7 +188,7 @@ def test_critical_t_is_unknown_if_the_flips_cannot_reach_the_level() -> None:
 
 
 def test_probabilities_of_being_best_sum_to_one_and_follow_the_means() -> None:
-    values = world(np.random.default_rng(4), [0, 0.5, 1.0, 3.0], 16)
+    values = simulate(np.random.default_rng(4), [0, 0.5, 1.0, 3.0], 16)
     found = empirical_bayes(values)
     assert found.p_best.sum() == pytest.approx(1, abs=1e-12)
     assert found.p_best.argmax() == values.mean(axis=0).argmax()
@@ -205,7 +205,7 @@ def test_identical_columns_split_the_probability_of_being_best() -> None:
 @settings(max_examples=8)
 @given(st.permutations(range(5)))
 def test_order_of_columns_does_not_change_the_probabilities(order: list[int]) -> None:
-    values = world(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)
+    values = simulate(np.random.default_rng(7), [0, 0, 0, 1, 1], 10)
     np.testing.assert_allclose(
         empirical_bayes(values[:, order]).p_best, empirical_bayes(values).p_best[order], atol=1e-12
     )
@@ -213,6 +213,6 @@ def test_order_of_columns_does_not_change_the_probabilities(order: list[int]) ->
 
 def test_far_apart_columns_are_hardly_shrunk_and_equal_ones_nearly_fully() -> None:
     rng = np.random.default_rng(8)
-    assert empirical_bayes(world(rng, np.linspace(0, 40, 12), 8)).shrinkage > 0.98
-    kept = [empirical_bayes(world(rng, [0.0] * 12, 8), n_resamples=10).shrinkage for _ in range(40)]
+    assert empirical_bayes(simulate(rng, np.linspace(0, 40, 12), 8)).shrinkage > 0.98
+    kept = [empirical_bayes(simulate(rng, [0.0] * 12, 8), n_resamples=10).shrinkage for _ in range(40)]
     assert np.median(kept) < 0.35

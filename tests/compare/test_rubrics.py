@@ -26,13 +26,13 @@ TIPS = load_suite("tips").rubric
 FLOORED = load_suite("tips").scenarios[0].id
 
 
-def sometimes_nothing(cell: PlannedCell, rng: random.Random) -> str:
+def answer_except_once(cell: PlannedCell, rng: random.Random) -> str:
     return "Sorry, no." if cell.scenario.id == FLOORED else three_tips(cell, rng)
 
 
-def driver() -> SheetDriver:
+def new_driver() -> SheetDriver:
     store = SeededStore()
-    return SheetDriver(store, record_cells(store, prompts="v1", write=sometimes_nothing))
+    return SheetDriver(store, record_cells(store, prompts="v1", write=answer_except_once))
 
 
 def harder_suite(folder: Path) -> str:
@@ -45,51 +45,51 @@ def harder_suite(folder: Path) -> str:
     return str(folder / "tips")
 
 
-def board(at: SheetDriver, **filters: object) -> BoardCells:
-    return read_board_cells(at.store, at.experiment.experiment_id, CellFilter(**filters))  # type: ignore[arg-type]
+def read_cells(driver: SheetDriver, **filters: object) -> BoardCells:
+    return read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter(**filters))  # type: ignore[arg-type]
 
 
-def floors(cells: BoardCells) -> set[float]:
+def floor_scores(cells: BoardCells) -> set[float]:
     return {cell.values["composite"] for cell in cells.cells if cell.floored}
 
 
 def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
     """As a provisional sheet under another rubric leaves them: scored anew, floors as collected."""
-    at, folder = driver(), harder_suite(tmp_path)
-    run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
+    driver, folder = new_driver(), harder_suite(tmp_path)
+    run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(suite=folder))
     harder = load_suite(folder).rubric
-    for run_id, run in at.cells().items():  # whichever floor judging leaves behind
+    for run_id, run in driver.cells().items():  # whichever floor judging leaves behind
         if run.tags.get("floored") == "true":
             change = {**TIPS.floor, "composite": TIPS.floor_composite}
-            at.store.update(run_id, RunChange(metrics=change, tags={"scores_rubric": TIPS.tag}, at_ms=1))
-    found = board(at)
+            driver.store.update(run_id, RunChange(metrics=change, tags={"scores_rubric": TIPS.tag}, at_ms=1))
+    found = read_cells(driver)
     assert (found.provisional, found.rubric) == (True, harder.tag)
-    assert floors(found) == {harder.floor_composite} == {TIPS.floor_composite + 1}
+    assert floor_scores(found) == {harder.floor_composite} == {TIPS.floor_composite + 1}
     assert {cell.values["relevance"] for cell in found.cells if cell.floored} == {2.0}
 
 
 def test_one_experiment_may_have_judges_and_rules_of_two_rubrics(tmp_path: Path) -> None:
     """Neither board is refused, and each has its own floor."""
-    at, folder = driver(), harder_suite(tmp_path)
-    at.judged_by("anna")
-    run_judge(at.store, at.experiment, RulesJudge(), ExportRequest(suite=folder))
-    judged, provisional = board(at), board(at, provisional=True)
-    assert (judged.rubric, floors(judged)) == (TIPS.tag, {TIPS.floor_composite})
+    driver, folder = new_driver(), harder_suite(tmp_path)
+    driver.judged_by("anna")
+    run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(suite=folder))
+    judged, provisional = read_cells(driver), read_cells(driver, provisional=True)
+    assert (judged.rubric, floor_scores(judged)) == (TIPS.tag, {TIPS.floor_composite})
     assert provisional.rubric == load_suite(folder).rubric.tag
-    assert floors(provisional) == {TIPS.floor_composite + 1}
+    assert floor_scores(provisional) == {TIPS.floor_composite + 1}
 
 
 def test_a_rubric_is_found_with_a_scored_cell_or_with_a_sheet(tmp_path: Path) -> None:
-    at, folder = driver(), harder_suite(tmp_path)
-    runs = list(at.cells().values())
+    driver, folder = new_driver(), harder_suite(tmp_path)
+    runs = list(driver.cells().values())
     harder = load_suite(folder).rubric
 
     def find(tag: str) -> object:
-        return find_rubric(at.store, at.experiment.experiment_id, tag, runs)
+        return find_rubric(driver.store, driver.experiment.experiment_id, tag, runs)
 
     assert find(TIPS.tag) == TIPS
     assert find(harder.tag) is None
-    at.export("anna", suite=folder)
+    driver.export("anna", suite=folder)
     assert find(harder.tag) == harder
     assert find("tip-v9@00") is None
 
@@ -100,43 +100,43 @@ def test_a_rubric_that_cannot_be_read_is_none() -> None:
 
 
 def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -> None:
-    at = driver()
-    assert scale_names(at.store, board(at)) == TIPS.scale_names
-    at.judged_by("anna")
-    assert scale_names(at.store, board(at)) == TIPS.scale_names
+    driver = new_driver()
+    assert scale_names(driver.store, read_cells(driver)) == TIPS.scale_names
+    driver.judged_by("anna")
+    assert scale_names(driver.store, read_cells(driver)) == TIPS.scale_names
 
 
-def contested(at: SheetDriver, judge: str, limit: int) -> None:
+def contest_flags(driver: SheetDriver, judge: str, limit: int) -> None:
     """A judge who finds every answer ill-formed and overlong."""
-    judging = at.export(judge, limit=limit).stored
+    judging = driver.export(judge, limit=limit).stored
     raw = fill(judging)
     for item in raw["items"]:
         item["format_ok"] = False
         for tip in item["tips"]:
             tip["overlong"] = True
-    at.apply(raw)
+    driver.apply(raw)
 
 
 @pytest.mark.parametrize("filters", [{"judge": "anna"}, {"provisional": True}, {}])
 def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) -> None:
-    at = driver()
-    contested(at, "ben", 6)
+    driver = new_driver()
+    contest_flags(driver, "ben", 6)
     if "judge" in filters:
-        at.judged_by("anna", overlap=0.0)
+        driver.judged_by("anna", overlap=0.0)
     else:
-        run_judge(at.store, at.experiment, RulesJudge(), ExportRequest())
-        for run_id in list(at.cells())[::3]:  # as if the rules had come before these
-            at.store.update(run_id, RunChange(texts={SCORES: _without_provisional(at, run_id)}, at_ms=1))
-    made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**filters))  # type: ignore[arg-type]
-    assert made.provisional == ("judge" not in filters)
+        run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest())
+        for run_id in list(driver.cells())[::3]:  # as if the rules had come before these
+            driver.store.update(run_id, RunChange(texts={SCORES: _without_provisional(driver, run_id)}, at_ms=1))
+    leaderboard, cells = read_leaderboard(driver.store, driver.experiment, CellFilter(**filters))  # type: ignore[arg-type]
+    assert leaderboard.provisional == ("judge" not in filters)
     assert any(not cell.values for cell in cells.cells)
     answered = [cell for cell in cells.cells if not cell.floored]
     assert {cell.metrics["format_ok"] for cell in answered} == {1.0}
     assert {cell.metrics["overlong"] for cell in answered} == {0.0}
-    assert all(standing.means["overlong"] == 0.0 for standing in made.standings)
-    by_scenario = read_answers(at.store, at.experiment, made, cells)
+    assert all(standing.means["overlong"] == 0.0 for standing in leaderboard.standings)
+    by_scenario = read_answers(driver.store, driver.experiment, leaderboard, cells)
     assert all(answer.format_ok for scenario in by_scenario for answer in scenario.answers if answer.tips)
 
 
-def _without_provisional(at: SheetDriver, run_id: str) -> str:
-    return scores_text(replace(at.scores()[run_id], provisional={}))
+def _without_provisional(driver: SheetDriver, run_id: str) -> str:
+    return scores_text(replace(driver.scores()[run_id], provisional={}))

@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from simulated_boards import Claim, Floats, board, claims, covers, lead, measure, normal
+from simulated_boards import Claim, Floats, board, claims, covers, measure, normal, one_leader
 
 from tipbench.compare.resampling import significantly_better
 from tipbench.compare.statistics import mean_estimate
@@ -26,7 +26,7 @@ def test_claim_of_the_docs_holds(claim: Claim) -> None:
 
 def test_with_four_scenarios_no_lead_is_decided() -> None:
     rng = np.random.default_rng(1)
-    assert not any(board(normal(rng, lead(50.0), 4)).decided for _ in range(50))
+    assert not any(board(normal(rng, one_leader(50.0), 4)).decided for _ in range(50))
 
 
 def test_rank_ranges_contain_the_true_ranks() -> None:
@@ -50,7 +50,7 @@ def test_equal_rows_are_rarely_separated_by_the_rank_ranges(gaps: bool) -> None:
     assert wrong / worlds <= 0.05 + 3 * sqrt(0.05 * 0.95 / worlds)
 
 
-def covered(draws: Floats, truth: float) -> float:
+def share_covered(draws: Floats, truth: float) -> float:
     """Share of rows of `draws` whose interval contains the truth."""
     return sum(covers(mean_estimate(row), truth) for row in draws) / len(draws)
 
@@ -60,8 +60,8 @@ def test_persona_effects_narrow_the_interval_and_means_per_persona_correct_it(n:
     rng = np.random.default_rng([9, n])
     effect = rng.normal(0, 1.4, size=(MEASURED, personas, 1))
     draws = 12 + effect + rng.normal(0, 1.4, size=(MEASURED, personas, n // personas))
-    assert covered(draws.reshape(MEASURED, n), 12) < 0.93
-    assert 0.93 <= covered(draws.mean(axis=2), 12) <= 0.97
+    assert share_covered(draws.reshape(MEASURED, n), 12) < 0.93
+    assert 0.93 <= share_covered(draws.mean(axis=2), 12) <= 0.97
 
 
 @pytest.mark.parametrize("n", [8, 32])
@@ -69,4 +69,4 @@ def test_interval_of_the_leader_is_optimistic_by_a_known_amount(n: int) -> None:
     rng = np.random.default_rng([10, n])
     worlds = [normal(rng, [0.0] * 12, n) for _ in range(MEASURED)]
     leaders = np.array([values[:, values.mean(axis=0).argmax()] for values in worlds])
-    assert 0.80 <= covered(leaders, 10) <= 0.93
+    assert 0.80 <= share_covered(leaders, 10) <= 0.93

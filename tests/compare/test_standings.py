@@ -25,25 +25,25 @@ LOW = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
 HIGH = [value + 4 + (0.25 if at % 2 else -0.25) for at, value in enumerate(LOW)]
 
 
-def column(pair: Pair, values: Sequence[float | None], *, at: int = 1, text: str = "p2") -> list[StoredRun]:
-    made = [
+def runs_of(pair: Pair, values: Sequence[float | None], *, at: int = 1, text: str = "p2") -> list[StoredRun]:
+    runs = [
         cell(pair, name, value, tags={"prompt_hash": text})
         for name, value in zip(scenario_names(8), values, strict=True)
     ]
-    return [replace(run, run_id=f"{run.run_id}#{at}", start_ms=at) for run in made]
+    return [replace(run, run_id=f"{run.run_id}#{at}", start_ms=at) for run in runs]
 
 
-def of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **filters: object) -> Leaderboard:
+def board_of_runs(runs: Sequence[StoredRun], options: BoardOptions | None = None, **filters: object) -> Leaderboard:
     chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter(**filters))  # type: ignore[arg-type]
     return make_board("tip-bench-test", chosen, options or BoardOptions(scales=SCALES))
 
 
-RUNS = [*column(A, LOW, at=5), *column(B, HIGH, at=5)]
-OLD = column(C, HIGH, at=1, text="p1")
+RUNS = [*runs_of(A, LOW, at=5), *runs_of(B, HIGH, at=5)]
+OLD = runs_of(C, HIGH, at=1, text="p1")
 
 
 def test_a_pair_with_only_stale_runs_is_last_and_does_not_count() -> None:
-    found, alone = of_runs([*RUNS, *OLD]), of_runs(RUNS)
+    found, alone = board_of_runs([*RUNS, *OLD]), board_of_runs(RUNS)
     *current, last = found.to_json()["standings"]
     assert (last["model"], last["rank"], last["composite"], last["total"]) == ("c:1b", None, None, 0)
     assert last["flags"] == ["incomplete", "stale"]
@@ -53,7 +53,7 @@ def test_a_pair_with_only_stale_runs_is_last_and_does_not_count() -> None:
 
 def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean() -> None:
     unusable = [replace(run, tags={**run.tags, "floored": "true"}) for run in RUNS[:2]]
-    found = of_runs([*unusable, *RUNS[2:], *column(C, [*LOW[:6], None, None], at=5)])
+    found = board_of_runs([*unusable, *RUNS[2:], *runs_of(C, [*LOW[:6], None, None], at=5)])
     table = standings_table(found)
     titles = [each.key for each in table.columns]
     cells = {row.pair: dict(zip(titles, row.cells, strict=True)) for row in table.rows}
@@ -69,16 +69,16 @@ def test_page_names_the_confidence_of_the_looks_level() -> None:
     design = make_design(scenario_names(32))
     (to_leader,) = [
         each.description
-        for each in standings_table(of_runs(RUNS, BoardOptions(design=design))).columns
+        for each in standings_table(board_of_runs(RUNS, BoardOptions(design=design))).columns
         if each.key == "leader"
     ]
     assert to_leader == "Row − leader, with its 98.18 % interval; p is adjusted for all rows"
-    (to_leader,) = [each.description for each in standings_table(of_runs(RUNS)).columns if each.key == "leader"]
+    (to_leader,) = [each.description for each in standings_table(board_of_runs(RUNS)).columns if each.key == "leader"]
     assert "with its 95 % interval" in to_leader
 
 
 def test_a_model_with_only_stale_runs_is_on_a_board_by_model_too() -> None:
-    *_, last = of_runs([*RUNS, *OLD], BoardOptions(by="model")).to_json()["standings"]
+    *_, last = board_of_runs([*RUNS, *OLD], BoardOptions(by="model")).to_json()["standings"]
     assert (last["model"], last["prompt_version"], last["flags"]) == ("c:1b", "*", ["incomplete", "stale"])
 
 
@@ -88,7 +88,7 @@ def test_naming_a_stale_pair_is_refused_with_the_reason() -> None:
     for name in (
         lambda: evaluate_gate(cells, GateOptions(C, A)),
         lambda: make_board("tip-bench-test", cells, BoardOptions(baseline=C)),
-        lambda: make_decision(of_runs(RUNS), cells, C, "because", decision_id="d", at="2026-05-01"),
+        lambda: make_decision(board_of_runs(RUNS), cells, C, "because", decision_id="d", at="2026-05-01"),
     ):
         with pytest.raises(UsageError, match=message):
             name()
@@ -117,11 +117,11 @@ def test_a_row_that_lacks_a_persona_rests_on_the_scenarios_of_the_others() -> No
 
 def test_a_filtered_board_shows_the_filter_in_every_form() -> None:
     runs = [replace(run, tags={**run.tags, "suite": "x"}) for run in RUNS]
-    found = of_runs(runs, where={"suite": "x", "params.model": "a:1b"})
+    found = board_of_runs(runs, where={"suite": "x", "params.model": "a:1b"})
     assert found.to_json()["where"] == {"suite": "x", "params.model": "a:1b"}
     assert found.to_json()["judge"] is None
     assert "Only cells with suite=x and params.model=a:1b." in found.notes
     of_anna = make_board("tip-bench-test", scored({A: LOW}, cell_filter=CellFilter(judge="anna")), BoardOptions())
     assert of_anna.to_json()["judge"] == "anna"
     assert "Only anna's scores." in of_anna.notes
-    assert not any(note.startswith("Only ") for note in of_runs(RUNS).notes)
+    assert not any(note.startswith("Only ") for note in board_of_runs(RUNS).notes)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import known, world
+from worlds import known, simulate
 
 from tipbench.compare.matrix import Floats
 from tipbench.compare.statistics import (
@@ -34,14 +34,14 @@ def test_the_interval_of_a_row_is_that_of_scipy(n: int) -> None:
 def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> None:
     from scipy.stats import ttest_rel
 
-    first, second = world(np.random.default_rng(n), [0, 1], n).T
+    first, second = simulate(np.random.default_rng(n), [0, 1], n).T
     found, theirs = known(paired_difference(first, second)), ttest_rel(second, first).confidence_interval()
     assert found.mean == pytest.approx((second - first).mean(), abs=1e-12)
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
 def test_below_six_scenarios_no_interval_is_shown() -> None:
-    first, second = world(np.random.default_rng(5), [0, 1], 5).T
+    first, second = simulate(np.random.default_rng(5), [0, 1], 5).T
     for found in (known(shown_estimate(first)), known(paired_difference(first, second))):
         assert found.sd is not None
         assert (found.ci_low, found.ci_high, found.n) == (None, None, 5)
@@ -76,7 +76,7 @@ def test_nothing_judged_and_nothing_shared_are_unknown() -> None:
 @settings(max_examples=20)
 @given(st.permutations(range(3)))
 def test_order_of_columns_does_not_change_differences(order: list[int]) -> None:
-    values = world(np.random.default_rng(1), [0, 1, 2, 3], 8)
+    values = simulate(np.random.default_rng(1), [0, 1, 2, 3], 8)
     plain = simultaneous_differences(values[:, :3], values[:, 3])
     assert simultaneous_differences(values[:, order], values[:, 3]) == [plain[at] for at in order]
 
@@ -85,7 +85,7 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
     rng, inside = np.random.default_rng(2), 0
     truth = np.array([0.0, -1.0, -2.0, -3.0])
     for _ in range(300):
-        values = world(rng, [0.0, *truth], 12)
+        values = simulate(rng, [0.0, *truth], 12)
         found = simultaneous_differences(values[:, 1:], values[:, 0], 0.05, n_flips=999)
         differences = [known(each) for each in found]
         inside += all(
@@ -98,7 +98,7 @@ def test_simultaneous_intervals_cover_all_true_differences() -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from([6, 8, 16]), st.sampled_from([0.05, 0.0182]))
 def test_intervals_agree_with_the_step_down_test(seed: int, n: int, level: float) -> None:
-    values = world(np.random.default_rng(seed), [3, 0, 1, 2.5, 3], n)
+    values = simulate(np.random.default_rng(seed), [3, 0, 1, 2.5, 3], n)
     for each in map(known, simultaneous_differences(values[:, 1:], values[:, 0], level)):
         if each.ci_low is not None and each.ci_high is not None:
             assert each.ci_low <= each.mean <= each.ci_high
@@ -137,7 +137,7 @@ def test_lead_is_fragile_below_what_the_upper_bound_of_unusable_answers_would_co
 
 
 def test_adjusted_means_are_plain_means_when_nothing_is_missing() -> None:
-    values = world(np.random.default_rng(4), [0, 1, 2], 8)
+    values = simulate(np.random.default_rng(4), [0, 1, 2], 8)
     np.testing.assert_allclose(adjusted_means(values), values.mean(axis=0))
 
 
@@ -149,14 +149,14 @@ def test_adjusted_means_do_not_reward_a_row_for_having_been_judged_in_easy_scena
 
 
 def test_rows_with_the_same_scenarios_differ_in_adjusted_mean_by_their_paired_difference() -> None:
-    values = world(np.random.default_rng(5), [0, 1, 2, 0, 0], 20)
+    values = simulate(np.random.default_rng(5), [0, 1, 2, 0, 0], 20)
     values[8:, 2:] = NAN
     assert np.diff(adjusted_means(values))[0] == pytest.approx((values[:, 1] - values[:, 0]).mean())
 
 
 def test_adjusted_means_are_those_of_a_least_squares_fit() -> None:
     rng = np.random.default_rng(6)
-    values = world(rng, [0, 1, 2, 3], 9)
+    values = simulate(rng, [0, 1, 2, 3], 9)
     values[rng.random(values.shape) < 0.2] = NAN
     rows, columns = np.nonzero(~np.isnan(values))
     design = np.hstack([np.eye(9)[rows], np.eye(4)[columns]])
@@ -165,7 +165,7 @@ def test_adjusted_means_are_those_of_a_least_squares_fit() -> None:
 
 
 def test_influences_predict_what_leaving_a_little_of_a_scenario_out_does() -> None:
-    values = world(np.random.default_rng(7), [0, 1, 2], 10)
+    values = simulate(np.random.default_rng(7), [0, 1, 2], 10)
     values[7:, 2] = NAN
     pseudo, little = additive_fit(values, np.ones(10, dtype=bool)).pseudo_values, 1e-6
     rows, columns = np.nonzero(~np.isnan(values))

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import board as matrix_of
-from worlds import world
+from worlds import matrix_of, simulate
 
 import tipbench
 from support.judged import scored
@@ -37,15 +36,15 @@ HIGH = [value + 4 + (0.25 if at % 2 else -0.25) for at, value in enumerate(LOW)]
 Columns = Mapping[Pair, Sequence[float | None]]
 
 
-def made(columns: Columns) -> Leaderboard:
+def board_of(columns: Columns) -> Leaderboard:
     return make_board("tip-bench-test", scored(columns), BoardOptions())
 
 
-EMPTY = made({})
+EMPTY = board_of({})
 
 
 def verdict(columns: Columns) -> str:
-    return made(columns).verdict
+    return board_of(columns).verdict
 
 
 def test_a_decided_board_names_its_leader_and_how_many_scenarios_it_rests_on() -> None:
@@ -56,7 +55,7 @@ def test_a_decided_board_names_its_leader_and_how_many_scenarios_it_rests_on() -
 
 
 def test_a_tie_has_names_and_the_needed_scenarios() -> None:
-    found = made({A: LOW, B: NEAR})
+    found = board_of({A: LOW, B: NEAR})
     assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v1.")
     assert "Too close to call." in found.verdict
     assert found.ranking.units_needed is None
@@ -159,14 +158,14 @@ def test_row_that_is_clearly_better_at_the_look_is_never_called_worse() -> None:
 
 
 def test_rows_that_are_not_judged_forbid_a_decision_and_are_named() -> None:
-    found = made({A: LOW, B: HIGH, C: [None] * 8})
+    found = board_of({A: LOW, B: HIGH, C: [None] * 8})
     assert not found.ranking.decided
     assert found.ranking.tied == ()
     assert "Not decided: c:1b/v1 (judged in 0 scenarios) may still lead." in found.verdict
 
 
 def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_tied() -> None:
-    found = made({A: LOW, B: HIGH, C: [*LOW[:5], *[None] * 3]})
+    found = board_of({A: LOW, B: HIGH, C: [*LOW[:5], *[None] * 3]})
     verdict, rows = found.to_json()["verdict"], {row.pair: row for row in found.standings}
     assert (verdict["leader"], verdict["tied_with_leader"], verdict["decided"]) == (B.to_json(), [C.to_json()], False)
     assert "every other ranked pair is clearly worse." in found.verdict
@@ -263,7 +262,7 @@ def test_an_unranked_row_with_a_higher_mean_is_mentioned() -> None:
 
 
 def test_the_winner_of_duels_is_added_and_changes_nothing() -> None:
-    plain = made({A: LOW, B: NEAR})
+    plain = board_of({A: LOW, B: NEAR})
     duels = [Duel(A, B, f"s{at}", "first") for at in range(8)] + [Duel(B, A, f"s{at}", "second") for at in range(8)]
     won = replace(plain, duels=duel_table(duels)).verdict
     assert won.startswith(plain.verdict)
@@ -280,7 +279,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     seed: int, n: int, k: int, lead: float, missing: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    values = world(rng, [0.0] * (k - 1) + [lead], n)
+    values = simulate(rng, [0.0] * (k - 1) + [lead], n)
     values[rng.random(values.shape) < missing] = np.nan
     ranking = rank(matrix_of(values), RankOptions(n_flips=199, n_resamples=50))
     text = replace(EMPTY, ranking=ranking).verdict

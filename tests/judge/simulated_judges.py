@@ -29,7 +29,7 @@ SCALE_COUNT = len(SCALES)
 TIPS = 5  # per answer
 
 
-def judge(
+def noisy_judge(
     noise: float, drift: Sequence[float] = (0.0,) * SCALE_COUNT, icc: float = 0.0, *, all_scales: bool = False
 ) -> Judge:
     """A judge who scores round(reference + drift + noise), clipped.
@@ -47,16 +47,16 @@ def judge(
     return scored
 
 
-def at_random(rng: np.random.Generator, references: Scores) -> Scores:
+def random_judge(rng: np.random.Generator, references: Scores) -> Scores:
     return rng.integers(1, 6, references.shape)
 
 
-def always(score: int) -> Judge:
+def constant_judge(score: int) -> Judge:
     return lambda _rng, references: np.full_like(references, score)
 
 
-def leaning(scale: int, by: float, icc: float = 0.0, noise: float = 0.7) -> Judge:
-    return judge(noise, [by if column == scale else 0.0 for column in range(SCALE_COUNT)], icc)
+def biased_judge(scale: int, by: float, icc: float = 0.0, noise: float = 0.7) -> Judge:
+    return noisy_judge(noise, [by if column == scale else 0.0 for column in range(SCALE_COUNT)], icc)
 
 
 def control_tips(
@@ -93,21 +93,21 @@ def shipped_sheets(cells_per_scenario: int = 5, most_tips: int | None = None, co
     return [exported(seed) for seed in range(count)]
 
 
-def held(who: Judge, sheets: Sequence[Scores], worlds: int = 400) -> float:
+def held_rate(judge: Judge, sheets: Sequence[Scores], worlds: int = 400) -> float:
     """The share of worlds in which the judge's sheet would be held."""
     rng = np.random.default_rng(7)
     drifts = (
-        measure_drift(SCALES, control_tips(who(rng, ref), ref))
+        measure_drift(SCALES, control_tips(judge(rng, ref), ref))
         for ref in (sheets[k % len(sheets)] for k in range(worlds))
     )
     return sum(drift.verdict is Verdict.BEYOND for drift in drifts) / worlds
 
 
-def trends(who: Judge, sheets: int, seed: int = 7) -> Trends:
+def trends_of(judge: Judge, sheets: int, seed: int = 7) -> Trends:
     """The trends of a judge over `sheets` sheets."""
     rng, drawn = np.random.default_rng(seed), shipped_sheets()
     refs = [drawn[(seed + number) % len(drawn)] for number in range(sheets)]
-    return measure_trends(SCALES, [control_tips(who(rng, ref), ref, sheet=number) for number, ref in enumerate(refs)])
+    return measure_trends(SCALES, [control_tips(judge(rng, ref), ref, sheet=number) for number, ref in enumerate(refs)])
 
 
 def main() -> None:
@@ -117,37 +117,35 @@ def main() -> None:
     iccs = (0.0, 0.2, 0.4)
     print("| judge | correlation within an answer 0 / 0.2 / 0.4 |\n|---|---|")
     for noise in (0.4, 0.7, 1.0):
-        rates = [f"{100 * held(judge(noise, icc=icc), full, worlds):.1f}" for icc in iccs]
+        rates = [f"{100 * held_rate(noisy_judge(noise, icc=icc), full, worlds):.1f}" for icc in iccs]
         print(f"| honest, noise {noise} | {' / '.join(rates)} % |")
-        rates = [f"{100 * held(judge(noise, icc=icc, all_scales=True), full, worlds):.1f}" for icc in iccs]
+        rates = [f"{100 * held_rate(noisy_judge(noise, icc=icc, all_scales=True), full, worlds):.1f}" for icc in iccs]
         print(f"| the same, errors shared by all scales of an answer | {' / '.join(rates)} % |")
     for name, sheets in (("50 control tips in 10 answers", full), ("40 control tips in 8 answers", forty)):
         for noise in (0.5, 0.7, 1.0):
-            rates = [
-                f"{100 * np.mean([held(leaning(scale, by, icc, noise), sheets, worlds // 4) for scale, by in OFF]):.0f}"
-                for icc in iccs
-            ]
+            judges = [[biased_judge(scale, by, icc, noise) for scale, by in BIASES] for icc in iccs]
+            rates = [f"{100 * np.mean([held_rate(one, sheets, worlds // 4) for one in each]):.0f}" for each in judges]
             print(f"| half a point off on one scale, noise {noise}, {name} | {' / '.join(rates)} % |")
-    for name, who in (("random", at_random), *((f"always {score}", always(score)) for score in (1, 3, 5))):
-        print(f"| {name} | {100 * held(who, forty, worlds // 4):.1f} % |")
+    for name, judge in (("random", random_judge), *((f"always {score}", constant_judge(score)) for score in (1, 3, 5))):
+        print(f"| {name} | {100 * held_rate(judge, forty, worlds // 4):.1f} % |")
     few = worlds // 20
-    for name, who, number in (
-        ("honest, 20 sheets", judge(0.7), 20),
-        ("0.2 points off on one scale, 8 sheets", leaning(0, 0.2), 8),
+    for name, judge, number in (
+        ("honest, 20 sheets", noisy_judge(0.7), 20),
+        ("0.2 points off on one scale, 8 sheets", biased_judge(0, 0.2), 8),
     ):
-        found = [trends(who, number, seed) for seed in range(few)]
-        alarms = np.mean([alarms_of(one) for one in found], axis=0)
+        simulated = [trends_of(judge, number, seed) for seed in range(few)]
+        alarms = np.mean([alarms_of(one) for one in simulated], axis=0)
         print(f"| {name}: sums, fatigue, compression beyond | {' / '.join(f'{100 * a:.1f}' for a in alarms)} % |")
 
 
-OFF = [(scale, by) for scale in range(SCALE_COUNT) for by in (0.5, -0.5)]
+BIASES = [(scale, by) for scale in range(SCALE_COUNT) for by in (0.5, -0.5)]
 
 
-def alarms_of(found: Trends) -> tuple[bool, bool, bool]:
+def alarms_of(simulated: Trends) -> tuple[bool, bool, bool]:
     """Whether the sums, the fatigue and the compression exceed chance."""
-    fatigue, compression = found.fatigue, found.compression
+    fatigue, compression = simulated.fatigue, simulated.compression
     return (
-        any(each.beyond for each in found.sums),
+        any(each.beyond for each in simulated.sums),
         bool(fatigue and fatigue.beyond),
         bool(compression and compression.beyond),
     )

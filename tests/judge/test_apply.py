@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,40 +20,36 @@ from tipbench.record.run import RunChange
 CELLS = 24
 
 
-class BusyStore(SeededStore):
+class ConcurrentStore(SeededStore):
     """Calls a function right before one change of a run, as another machine might."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.meanwhile: Callable[[str], None] | None = None
+        self.concurrent_change: Callable[[str], None] | None = None
 
     def update(self, run_id: str, change: RunChange) -> None:
         """As `SeededStore.update`, after the change of the other machine."""
-        other, self.meanwhile = self.meanwhile, None
+        other, self.concurrent_change = self.concurrent_change, None
         if other is not None:
             other(run_id)
         super().update(run_id, change)
 
 
 @pytest.fixture
-def store() -> BusyStore:
-    return BusyStore()
+def store() -> ConcurrentStore:
+    return ConcurrentStore()
 
 
 @pytest.fixture
-def driver(store: BusyStore) -> SheetDriver:
+def driver(store: ConcurrentStore) -> SheetDriver:
     return SheetDriver(store, record_cells(store, models=("alpha:135m",)))
 
 
-def states(driver: SheetDriver) -> Counter[str | None]:
-    return Counter(run.state for run in driver.cells().values())
-
-
-def blank(judging: StoredSheet) -> dict[str, Any]:
+def blank_sheet(judging: StoredSheet) -> dict[str, Any]:
     return dict(json.loads(json.dumps(sheet_json(judging.sheet))))
 
 
-def read(driver: SheetDriver, judging: StoredSheet) -> StoredSheet:
+def read_sheet(driver: SheetDriver, judging: StoredSheet) -> StoredSheet:
     found = find_sheet(driver.store, driver.experiment, judging.sheet.id)
     assert found is not None
     return found
@@ -68,7 +63,7 @@ def test_a_held_sheet_does_not_change_scores_of_another(driver: SheetDriver) -> 
     driver.apply(fill(one))
     before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
     assert driver.apply(fill(two, always(3))).held
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
     assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
     assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
     driver.apply(fill(two, always(3)), accept="agreed")
@@ -88,33 +83,35 @@ def test_a_sheet_held_counted_and_held_again_equals_one_held_from_the_start(driv
 # Two machines
 
 
-def test_scores_written_by_another_machine_during_an_apply_are_not_lost(driver: SheetDriver, store: BusyStore) -> None:
+def test_scores_written_by_another_machine_during_an_apply_are_not_lost(
+    driver: SheetDriver, store: ConcurrentStore
+) -> None:
     """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
     anna, ben = (driver.export(name, everything=True).stored for name in ("anna", "ben"))
 
-    def meanwhile(_run_id: str) -> None:
+    def concurrent_change(_run_id: str) -> None:
         driver.apply(fill(ben, seed=2))
 
-    store.meanwhile = meanwhile
+    store.concurrent_change = concurrent_change
     driver.apply(fill(anna))
     assert {frozenset(scores.applied) for scores in driver.scores().values()} == {frozenset(("anna", "ben"))}
     assert {run.tags["judges"] for run in driver.cells().values()} == {'["anna", "ben"]'}
 
 
-def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDriver, store: BusyStore) -> None:
+def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDriver, store: ConcurrentStore) -> None:
     """The other machine has read a cell before our change of it and writes it back afterwards."""
     judging = driver.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
     undone: list[str] = []
 
-    def meanwhile(run_id: str) -> None:
-        store.meanwhile = meanwhile
+    def concurrent_change(run_id: str) -> None:
+        store.concurrent_change = concurrent_change
         if run_id == second and not undone:
             undone.append(first)
             texts = {SCORES: scores_text(NO_SCORES)}
             SeededStore.update(store, first, RunChange(texts=texts, at_ms=1))
 
-    store.meanwhile = meanwhile
+    store.concurrent_change = concurrent_change
     driver.apply(fill(judging))
     assert undone == [first]
     assert all("anna" in scores.applied for scores in driver.scores().values())
@@ -123,7 +120,7 @@ def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDr
 # Deleted runs
 
 
-class ForgetfulStore(SeededStore):
+class DeletingStore(SeededStore):
     """Shows deleted runs and rejects changes of them, as MLflow does."""
 
     def __init__(self) -> None:
@@ -139,7 +136,7 @@ class ForgetfulStore(SeededStore):
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgotten: bool) -> None:
-    store = ForgetfulStore()
+    store = DeletingStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     judging = driver.export("anna").stored
     gone = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.run_id)
@@ -151,7 +148,7 @@ def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgot
     assert (applied.status, applied.n_deleted, applied.to_json()["deleted"]) == ("applied", 1, 1)
     assert "1 answer was deleted in MLflow; its scores are kept with the sheet" in applied.sentences()
     assert {run.state for run_id, run in driver.cells().items() if run_id != gone} == {"judged"}
-    assert len(read(driver, judging).scores) == len(judging.entries)
+    assert len(read_sheet(driver, judging).scores) == len(judging.entries)
 
 
 def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistency() -> None:
@@ -175,7 +172,7 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
 def test_an_empty_sheet_writes_nothing_and_has_no_owner(driver: SheetDriver) -> None:
     judging = driver.export(None).stored
     before, revision = driver.everything(), driver.store.experiments()[0].tags
-    assert driver.apply(blank(judging), judge="anan").n_finished == 0
+    assert driver.apply(blank_sheet(judging), judge="anan").n_finished == 0
     assert driver.everything() == before
     assert driver.store.experiments()[0].tags == revision
     assert driver.apply(fill(judging), judge="anna").judge == "anna"
@@ -206,9 +203,9 @@ def test_an_acceptance_survives_a_new_note_and_other_scores(driver: SheetDriver)
     other = copy.deepcopy(raw)
     other["items"][0]["format_ok"] = not other["items"][0]["format_ok"]
     assert driver.apply(other).held, "a flag is part of what was accepted"
-    assert (read(driver, judging).acceptance, read(driver, judging).accepted) == ("team agreed", None)
+    assert (read_sheet(driver, judging).acceptance, read_sheet(driver, judging).accepted) == ("team agreed", None)
     assert driver.apply(raw).accepted == "team agreed", "these exact scores were accepted before"
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
 
 
 def test_replaced_scores_stay_with_the_sheet(driver: SheetDriver) -> None:
@@ -227,7 +224,7 @@ def test_replaced_scores_stay_with_the_sheet(driver: SheetDriver) -> None:
     assert [each["item"] for each in kept["history"]] == [item["item"]] * 2
     assert [tip["scores"] for tip in kept["history"][0]["tips"]] == [tip["scores"] for tip in former["tips"]]
     assert all(each["at"] for each in kept["history"])
-    assert read(driver, judging).replaced[0].score.item == item["item"]
+    assert read_sheet(driver, judging).replaced[0].score.item == item["item"]
 
 
 # Progress

@@ -99,13 +99,13 @@ def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
     return Sheet(fingerprint(seed, 12), "tip-bench-blind", "ann", SUITE.rubric, items, "")
 
 
-def signs(sheet: TipSheet) -> npt.NDArray[np.float64]:
+def features(sheet: TipSheet) -> npt.NDArray[np.float64]:
     """One row per item: everything that the file shows of it except the words of its tips."""
     items = sheet_json(sheet)["items"]
-    return np.array([[at / len(items), *_sign(item)] for at, item in enumerate(items)])
+    return np.array([[at / len(items), *item_features(item)] for at, item in enumerate(items)])
 
 
-def _sign(item: Mapping[str, Any]) -> list[float]:
+def item_features(item: Mapping[str, Any]) -> list[float]:
     name, digest = item["item"], item["sha256"]
     reasons = [bool(tip["rationale"]) for tip in item["tips"]]
     return [
@@ -115,10 +115,10 @@ def _sign(item: Mapping[str, Any]) -> list[float]:
     ]
 
 
-Labelled = tuple[npt.NDArray[np.float64], list[str]]
+LabelledItems = tuple[npt.NDArray[np.float64], list[str]]
 
 
-def hits(sheets: Sequence[Labelled]) -> tuple[int, int]:
+def classify(sheets: Sequence[LabelledItems]) -> tuple[int, int]:
     """Right guesses and all guesses on the second half of the sheets by the class centres of the first half."""
     half = len(sheets) // 2
     seen = np.concatenate([rows for rows, _ in sheets[:half]])
@@ -141,42 +141,42 @@ def better_than_chance(right: int, total: int, classes: int) -> bool:
     return right > total * chance + 3.1 * sqrt(total * chance * (1 - chance))
 
 
-def by_model(entries: Sequence[SheetEntry]) -> Labelled:
-    rows = signs(as_sheet(entries))
+def label_models(entries: Sequence[SheetEntry]) -> LabelledItems:
+    rows = features(as_sheet(entries))
     real = [(at, entry.run_id) for at, entry in enumerate(entries) if entry.kind is ItemKind.CELL and entry.run_id]
     return rows[[at for at, _ in real]], [run_id.split("/")[0] for _, run_id in real]
 
 
-def by_kind(entries: Sequence[SheetEntry]) -> Labelled:
+def label_kinds(entries: Sequence[SheetEntry]) -> LabelledItems:
     """The control items and as many others, drawn at random, so that chance is one half."""
-    rows = signs(as_sheet(entries))
+    rows = features(as_sheet(entries))
     hidden = [at for at, entry in enumerate(entries) if entry.kind is ItemKind.CONTROL]
     others = [at for at, entry in enumerate(entries) if entry.kind is not ItemKind.CONTROL]
     picked = random.Random(entries[0].item.id).sample(others, len(hidden))
     return rows[hidden + picked], ["control"] * len(hidden) + ["other"] * len(picked)
 
 
-def guesses(
-    label: Callable[[Sequence[SheetEntry]], Labelled], leak: Callable[[Sequence[SheetEntry]], Sequence[SheetEntry]]
+def hit_rate(
+    label: Callable[[Sequence[SheetEntry]], LabelledItems], leak: Callable[[Sequence[SheetEntry]], Sequence[SheetEntry]]
 ) -> float:
-    right, total = hits([label(leak(make_entries(seed))) for seed in range(20)])
+    right, total = classify([label(leak(make_entries(seed))) for seed in range(20)])
     return right / total
 
 
 def test_ids_order_and_flags_do_not_reveal_the_model() -> None:
-    right, total = hits([by_model(make_entries(seed)) for seed in range(SHEETS)])
+    right, total = classify([label_models(make_entries(seed)) for seed in range(SHEETS)])
     assert total == 96 * SHEETS // 2
     assert not better_than_chance(right, total, len(MODELS)), f"{right} of {total}"
 
 
 def test_ids_order_and_flags_do_not_reveal_controls() -> None:
-    right, total = hits([by_kind(make_entries(seed)) for seed in range(SHEETS)])
+    right, total = classify([label_kinds(make_entries(seed)) for seed in range(SHEETS)])
     assert total >= 16 * SHEETS // 2
     assert not better_than_chance(right, total, 2), f"{right} of {total}"
 
 
 def test_the_classifier_sees_a_model_in_the_order() -> None:
-    assert guesses(by_model, lambda entries: sorted(entries, key=lambda entry: entry.run_id or "")) > 0.4
+    assert hit_rate(label_models, lambda entries: sorted(entries, key=lambda entry: entry.run_id or "")) > 0.4
 
 
 def test_the_classifier_sees_a_model_in_the_ids() -> None:
@@ -184,14 +184,14 @@ def test_the_classifier_sees_a_model_in_the_ids() -> None:
         names = [fingerprint((e.run_id or "").split("/")[0], 2) + e.item.id[2:] for e in entries]
         return [replace(e, item=replace(e.item, id=name)) for e, name in zip(entries, names, strict=True)]
 
-    assert guesses(by_model, leak) > 0.4
+    assert hit_rate(label_models, leak) > 0.4
 
 
 def test_the_classifier_sees_controls_that_are_always_in_the_requested_form() -> None:
     def leak(entries: Sequence[SheetEntry]) -> Sequence[SheetEntry]:
         return [replace(e, item=replace(e.item, format_ok=True)) if e.kind is ItemKind.CONTROL else e for e in entries]
 
-    assert guesses(by_kind, leak) > 0.6
+    assert hit_rate(label_kinds, leak) > 0.6
 
 
 def test_run_ids_with_another_name_but_the_same_order_give_the_same_bytes() -> None:
@@ -232,7 +232,7 @@ def test_the_file_does_not_show_which_items_are_controls() -> None:
 
 
 @cache
-def answered() -> tuple[SheetDriver, StoredSheet, dict[str, Any]]:
+def filled_sheet() -> tuple[SheetDriver, StoredSheet, dict[str, Any]]:
     """A filled sheet with new answers, answers that this judge has scored before, and controls."""
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
@@ -255,7 +255,7 @@ def output_of(driver: SheetDriver, raw: dict[str, Any], capsys: pytest.CaptureFi
     return (json.dumps(outputs) + capsys.readouterr().out).replace(applied.sheet, "the sheet")
 
 
-def some_of_each_kind(judging: StoredSheet) -> list[int]:
+def places_of_each_kind(judging: StoredSheet) -> list[int]:
     """The places of three items of each kind."""
     return [
         place
@@ -264,11 +264,11 @@ def some_of_each_kind(judging: StoredSheet) -> list[int]:
     ]
 
 
-def alone(raw: dict[str, Any], at: int) -> dict[str, Any]:
+def single_item(raw: dict[str, Any], at: int) -> dict[str, Any]:
     return {**raw, "items": [raw["items"][at]]}
 
 
-def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
+def flip_scores(raw: dict[str, Any], at: int) -> dict[str, Any]:
     other = copy.deepcopy(raw)
     for tip in other["items"][at]["tips"]:
         tip["scores"] = {name: 1 if score > 2 else 5 for name, score in tip["scores"].items()}
@@ -276,30 +276,30 @@ def flipped(raw: dict[str, Any], at: int) -> dict[str, Any]:
 
 
 def test_a_single_finished_item_does_not_reveal_whether_it_is_a_control(capsys: pytest.CaptureFixture[str]) -> None:
-    driver, judging, raw = answered()
-    outputs = {output_of(driver, alone(raw, at), capsys, dry_run=True) for at in some_of_each_kind(judging)}
+    driver, judging, raw = filled_sheet()
+    outputs = {output_of(driver, single_item(raw, at), capsys, dry_run=True) for at in places_of_each_kind(judging)}
     assert len(outputs) == 1
 
 
 def test_a_real_apply_of_one_item_does_not_reveal_it_either(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = set()
-    driver, judging, raw = answered()
+    driver, judging, raw = filled_sheet()
     assert isinstance(driver.store, SeededStore)
     for behind in ItemKind:
         store = SeededStore()
         store.copy_from(driver.store)
         at = next(at for at, entry in enumerate(judging.entries) if entry.kind is behind)
-        outputs.add(output_of(replace(driver, store=store), alone(raw, at), capsys, dry_run=False))
+        outputs.add(output_of(replace(driver, store=store), single_item(raw, at), capsys, dry_run=False))
     assert len(outputs) == 1
 
 
 def test_a_changed_item_on_a_full_sheet_changes_only_the_verdict_of_a_dry_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    driver, judging, raw = answered()
+    driver, judging, raw = filled_sheet()
     outputs: dict[str, set[str]] = {}
-    for at in some_of_each_kind(judging):
-        text = output_of(driver, flipped(raw, at), capsys, dry_run=True)
+    for at in places_of_each_kind(judging):
+        text = output_of(driver, flip_scores(raw, at), capsys, dry_run=True)
         outputs.setdefault(json.loads(text.splitlines()[0].partition("}sheet")[0] + "}")["status"], set()).add(text)
     assert {len(texts) for texts in outputs.values()} == {1}
     assert not any(re.search(r"\d\.\d", text) for texts in outputs.values() for text in texts)
@@ -348,7 +348,7 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
         copied = SeededStore()
         copied.copy_from(store)
         there = replace(driver, store=copied)
-        done = there.apply(alone(extreme, _of_kind(judging, kind)[0]), final=True)
+        done = there.apply(single_item(extreme, places_of_kind(judging, kind)[0]), final=True)
         shown = done.to_json()
         assert (shown["drift"], shown["self_agreement"], shown["alpha"]) == ({"verdict": "ok"}, None, {})
         assert "deleted" not in shown
@@ -432,7 +432,7 @@ class MeasuringStore(SeededStore):
 
 
 @cache
-def small_sheet() -> tuple[MeasuringStore, SheetDriver, StoredSheet]:
+def measured_sheet() -> tuple[MeasuringStore, SheetDriver, StoredSheet]:
     store = MeasuringStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     return store, driver, driver.export("anna").stored
@@ -444,7 +444,7 @@ NOTES: tuple[Note, ...] = (lambda number: str(number) * MAX_NOTE, lambda number:
 
 def revise(driver: SheetDriver, judging: StoredSheet, place: int, note: Note, *, rescore: bool, times: int = 8) -> None:
     """Apply one item again and again, each time with other long notes, and with other scores if `rescore`."""
-    raw = alone(fill(judging, honest), place)
+    raw = single_item(fill(judging, honest), place)
     for number in range(times):
         for tip in raw["items"][0]["tips"]:
             tip["note"] = note(number)
@@ -455,7 +455,7 @@ def revise(driver: SheetDriver, judging: StoredSheet, place: int, note: Note, *,
 @pytest.mark.parametrize("rescore", [False, True])
 @pytest.mark.parametrize("note", NOTES, ids=("other notes", "other ends of notes"))
 def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(note: Note, rescore: bool) -> None:
-    base, driver, judging = small_sheet()
+    base, driver, judging = measured_sheet()
     first_cell = next(at for at, entry in enumerate(judging.entries) if entry.kind is ItemKind.CELL)
     work: list[list[str]] = []
     sizes = []
@@ -483,8 +483,8 @@ def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_diff
 
     Sizes are compared where all answers but one are scored: runs with an accomplice's notes are larger than others.
     """
-    base, driver, judging = small_sheet()
-    places = [at for kind in (ItemKind.CELL, ItemKind.CONTROL) for at in _of_kind(judging, kind)[:4]]
+    base, driver, judging = measured_sheet()
+    places = [at for kind in (ItemKind.CELL, ItemKind.CONTROL) for at in places_of_kind(judging, kind)[:4]]
     work, sizes = [], []
     for share in (1, 2):
         store = MeasuringStore()
@@ -501,7 +501,7 @@ def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_diff
         for place in places:
             copied = MeasuringStore()
             copied.copy_from(store)
-            replace(driver, store=copied).apply(alone(fill(judging, always(3)), place))
+            replace(driver, store=copied).apply(single_item(fill(judging, always(3)), place))
             work.append(sorted(copied.calls))
             if share == 1:
                 sizes.append(copied.characters)
@@ -509,22 +509,22 @@ def test_another_judges_notes_and_scores_do_not_make_the_work_for_an_answer_diff
     assert median(sizes[:4]) == pytest.approx(median(sizes[4:]), rel=0.05)
 
 
-def _of_kind(judging: StoredSheet, kind: ItemKind) -> list[int]:
+def places_of_kind(judging: StoredSheet, kind: ItemKind) -> list[int]:
     return [place for place, entry in enumerate(judging.entries) if entry.kind is kind]
 
 
 def test_the_number_of_deleted_answers_comes_with_the_first_verdict_only() -> None:
-    class Deleting(SeededStore):
+    class DeletingStore(SeededStore):
         def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
-            if run_id in gone:
+            if run_id in deleted:
                 raise MlflowError("no such run", code="RESOURCE_DOES_NOT_EXIST")
             return super().get(run_id)
 
-    gone: set[str] = set()
-    store = Deleting()
+    deleted: set[str] = set()
+    store = DeletingStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     judging = driver.export("anna").stored
-    gone.update(entry.run_id for entry in judging.entries if entry.run_id and entry.kind is ItemKind.CELL)
+    deleted.update(entry.run_id for entry in judging.entries if entry.run_id and entry.kind is ItemKind.CELL)
     raw = fill(judging, honest)
     for part in (raw["items"][:1], raw["items"][:-1]):
         assert "deleted" not in driver.apply({**raw, "items": part}).to_json()

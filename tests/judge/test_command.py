@@ -42,14 +42,14 @@ def sheet_of(n_items: int = 4, n_tips: int = 2, tip: str = "Write one line, then
     return Sheet("sheet-1", "tip-bench-test", "agent", SUITE.rubric, items, "")
 
 
-def run(program: str, *words: object) -> str:
-    return shlex.join([sys.executable, str(PROGRAMS / f"{program}.py"), *map(str, words)])
+def program(name: str, *words: object) -> str:
+    return shlex.join([sys.executable, str(PROGRAMS / f"{name}.py"), *map(str, words)])
 
 
 Outcomes = dict[str, ItemScore | Unscored]
 
 
-def judged(
+def judge_with(
     command_line: str, sheet: TipSheet | None = None, messages: list[str] | None = None, **options: float
 ) -> Outcomes:
     judge = CommandJudge(command_line, "agent", **options)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def judged(
     return dict(zip(names, outcomes, strict=True))
 
 
-def scored(outcomes: Outcomes) -> set[str]:
+def scored_items(outcomes: Outcomes) -> set[str]:
     return {name for name, outcome in outcomes.items() if isinstance(outcome, ItemScore)}
 
 
@@ -72,7 +72,7 @@ def reason(outcome: ItemScore | Unscored) -> str:
     return outcome.reason
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     for _ in range(3000):
         try:
             os.kill(pid, 0)
@@ -88,9 +88,9 @@ ALL = {"item-0", "item-1", "item-2", "item-3"}
 
 
 def test_an_honest_program_fills_every_item_and_counts_as_a_judge() -> None:
-    assert not CommandJudge(run("honest"), "agent").provisional
-    outcomes = judged(run("honest", 4), sheet_of(tip="broken \ud83d tip"))
-    assert scored(outcomes) == ALL
+    assert not CommandJudge(program("honest"), "agent").provisional
+    outcomes = judge_with(program("honest", 4), sheet_of(tip="broken \ud83d tip"))
+    assert scored_items(outcomes) == ALL
     score = outcomes["item-2"]
     assert isinstance(score, ItemScore)
     assert [dict(tip.scores) for tip in score.tips] == [dict.fromkeys(SUITE.rubric.scale_names, 4)] * 2
@@ -99,15 +99,15 @@ def test_an_honest_program_fills_every_item_and_counts_as_a_judge() -> None:
 def test_a_sheet_larger_than_a_pipe_buffer_is_sent_and_received() -> None:
     big = sheet_of(200, 8, "A tip of some length, " * 20)
     assert len(sheet_text(big)) > 500_000
-    assert len(scored(judged(run("honest"), big))) == 200
+    assert len(scored_items(judge_with(program("honest"), big))) == 200
 
 
 def test_a_program_that_dies_half_way_keeps_what_it_finished(tmp_path: Path) -> None:
     messages: list[str] = []
-    outcomes = judged(run("dies_halfway", tmp_path / "calls"), messages=messages)
+    outcomes = judge_with(program("dies_halfway", tmp_path / "calls"), messages=messages)
     assert (tmp_path / "calls").read_text().split() == ["4", "2"], "one retry with the missing items"
     assert "2 of 4 scored" in "\n".join(messages)
-    assert scored(outcomes) == {"item-0", "item-1", "item-2"}
+    assert scored_items(outcomes) == {"item-0", "item-1", "item-2"}
     assert "exit code 3: Out of credit" in reason(outcomes["item-3"])
 
 
@@ -121,11 +121,11 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkey
 
     monkeypatch.setattr(command, "_TERM_S", 0.2)
     monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=clock))
-    outcomes = judged(run("hangs", pids), timeout_s=900)
-    assert scored(outcomes) == {"item-0", "item-1"}, "one from each of the two calls"
+    outcomes = judge_with(program("hangs", pids), timeout_s=900)
+    assert scored_items(outcomes) == {"item-0", "item-1"}, "one from each of the two calls"
     assert "exceeded 900 s" in reason(outcomes["item-3"])
     assert len(pids.read_text().split()) == 4
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
+    assert all(has_ended(int(pid)) for pid in pids.read_text().split())
 
 
 def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,23 +141,23 @@ def test_ctrl_c_kills_the_program_and_its_children(tmp_path: Path, monkeypatch: 
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            judged(run("hangs", pids))
+            judge_with(program("hangs", pids))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
+    assert all(has_ended(int(pid)) for pid in pids.read_text().split())
 
 
 def test_a_child_that_keeps_the_output_open_does_not_block_the_run(tmp_path: Path) -> None:
-    assert scored(judged(run("leaves_a_child", tmp_path / "pid"))) == ALL
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert scored_items(judge_with(program("leaves_a_child", tmp_path / "pid"))) == ALL
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_a_sheet_in_prose_and_a_fence_is_found() -> None:
-    assert scored(judged(run("talks"))) == ALL
+    assert scored_items(judge_with(program("talks"))) == ALL
 
 
 def test_batches_are_sent_one_after_the_other(tmp_path: Path) -> None:
-    assert scored(judged(run("learns", tmp_path / "calls"), batch=3)) == ALL
+    assert scored_items(judge_with(program("learns", tmp_path / "calls"), batch=3)) == ALL
     assert (tmp_path / "calls").read_text().split() == ["3", "2", "1"]
 
 
@@ -172,8 +172,8 @@ def test_batches_are_sent_one_after_the_other(tmp_path: Path) -> None:
     ],
 )
 def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how: str, complaint: str) -> None:
-    outcomes = judged(run("mischief", how))
-    assert scored(outcomes) == ALL - {"item-0"}
+    outcomes = judge_with(program("mischief", how))
+    assert scored_items(outcomes) == ALL - {"item-0"}
     assert complaint in reason(outcomes["item-0"])
 
 
@@ -184,19 +184,19 @@ def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how:
     ],
 )
 def test_output_for_another_sheet_is_ignored(how: str, complaint: str) -> None:
-    outcomes = judged(run("mischief", how))
-    assert scored(outcomes) == set()
+    outcomes = judge_with(program("mischief", how))
+    assert scored_items(outcomes) == set()
     assert all(complaint in reason(outcome) for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize("how", ["items alone", "deep"])
 def test_text_around_the_items_is_ignored(how: str) -> None:
-    assert scored(judged(run("mischief", how))) == ALL
+    assert scored_items(judge_with(program("mischief", how))) == ALL
 
 
 def test_markup_and_instructions_in_notes_stay_text() -> None:
-    outcomes = judged(run("mischief", "notes"))
-    assert scored(outcomes) == ALL
+    outcomes = judge_with(program("mischief", "notes"))
+    assert scored_items(outcomes) == ALL
     score = outcomes["item-0"]
     assert isinstance(score, ItemScore)
     assert set(score.tips[0].scores.values()) == {3}, "a note changes no score"
@@ -204,26 +204,26 @@ def test_markup_and_instructions_in_notes_stay_text() -> None:
 
 
 def test_excessive_output_is_stopped_and_earlier_scores_are_kept() -> None:
-    assert scored(judged(run("floods"))) == ALL
+    assert scored_items(judge_with(program("floods"))) == ALL
 
 
 def test_excessive_output_without_scores_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MAX_OUTPUT", 1_000_000)
-    outcomes = judged(run("ignores_stdin"))
-    assert scored(outcomes) == set()
+    outcomes = judge_with(program("ignores_stdin"))
+    assert scored_items(outcomes) == set()
     assert "exceeded 1 MB of output" in reason(outcomes["item-0"])
 
 
 def test_a_program_may_fill_the_file_in_place() -> None:
-    assert scored(judged(run("files", "--sheet={sheet}"))) == ALL
+    assert scored_items(judge_with(program("files", "--sheet={sheet}"))) == ALL
 
 
 def test_a_program_may_write_to_a_separate_file() -> None:
-    assert scored(judged(run("files", "{sheet}", "{out}"))) == ALL
+    assert scored_items(judge_with(program("files", "{sheet}", "{out}"))) == ALL
 
 
 def test_an_unchanged_file_has_no_scores() -> None:
-    outcomes = judged(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
+    outcomes = judge_with(f"{shlex.quote(sys.executable)} -c pass {{sheet}}")
     assert {reason(outcome) for outcome in outcomes.values()} == {"not returned"}
 
 
@@ -233,7 +233,7 @@ def test_the_program_gets_the_environment_without_tipbench_settings(
     for name in ("TIPBENCH_ADMIN_TOKEN", "TIPBENCH_HOME", "MLFLOW_TRACKING_PASSWORD", "AGENT_KEY"):
         monkeypatch.setenv(name, "value of it")
     seen = tmp_path / "seen"
-    judged(f"sh -c 'env > {shlex.quote(str(seen))}'")
+    judge_with(f"sh -c 'env > {shlex.quote(str(seen))}'")
     names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
     assert {"PATH", "AGENT_KEY"} <= names
     assert not [name for name in names if name.startswith(("TIPBENCH_", "MLFLOW_TRACKING_"))]
@@ -241,7 +241,7 @@ def test_the_program_gets_the_environment_without_tipbench_settings(
 
 def test_nothing_goes_through_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    judged(f"{run('honest')} ; touch {tmp_path / 'planted'}", sheet_of(1))
+    judge_with(f"{program('honest')} ; touch {tmp_path / 'planted'}", sheet_of(1))
     assert not (tmp_path / "planted").exists()
 
 
@@ -255,7 +255,7 @@ def test_a_program_that_cannot_be_executed_is_a_usage_error(tmp_path: Path) -> N
     broken.write_bytes(b"\x00\x01 no program")
     broken.chmod(0o755)
     with pytest.raises(UsageError, match="could not be started"):
-        judged(str(broken))
+        judge_with(str(broken))
 
 
 @pytest.mark.parametrize(

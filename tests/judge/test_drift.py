@@ -15,14 +15,14 @@ from simulated_judges import (
     Judge,
     Scores,
     alarms_of,
-    always,
-    at_random,
+    biased_judge,
+    constant_judge,
     control_tips,
-    held,
-    judge,
-    leaning,
+    held_rate,
+    noisy_judge,
+    random_judge,
     shipped_sheets,
-    trends,
+    trends_of,
 )
 
 from tipbench.judge.drift import FALSE_ALARM_RATE, MIN_CONTROLS, Drift, Verdict, measure_drift, measure_trends
@@ -39,16 +39,16 @@ def shipped_rubric() -> Rubric:
     return load_suite("tips").rubric
 
 
-def spread_sheets(n: int, shares: Sequence[float], how_many: int = 40) -> list[Scores]:
+def spread_sheets(n: int, shares: Sequence[float], count: int = 40) -> list[Scores]:
     """References in these shares, in another order for each scale."""
     rng = np.random.default_rng(n)
     column = np.searchsorted(np.cumsum(shares), (np.arange(n) + 0.5) / n) + 1
-    return [np.stack([rng.permutation(column) for _ in SCALES], axis=1) for _ in range(how_many)]
+    return [np.stack([rng.permutation(column) for _ in SCALES], axis=1) for _ in range(count)]
 
 
-def one_drift(who: Judge, n: int = CONTROLS_A_SHEET, seed: int = 1) -> Drift:
-    references = spread_sheets(n, BALANCED, how_many=1)[0]
-    return measure_drift(SCALES, control_tips(who(np.random.default_rng(seed), references), references))
+def drift_of(judge: Judge, n: int = CONTROLS_A_SHEET, seed: int = 1) -> Drift:
+    references = spread_sheets(n, BALANCED, count=1)[0]
+    return measure_drift(SCALES, control_tips(judge(np.random.default_rng(seed), references), references))
 
 
 # Rates, by simulation
@@ -58,39 +58,39 @@ def one_drift(who: Judge, n: int = CONTROLS_A_SHEET, seed: int = 1) -> Drift:
 @pytest.mark.parametrize(("noise", "icc"), [(0.4, 0.0), (0.7, 0.2), (0.7, 0.4), (1.0, 0.0), (1.0, 0.4)])
 def test_an_honest_judge_on_the_shipped_controls_is_rarely_held(noise: float, icc: float) -> None:
     """Also one whose errors are alike within an answer: tips of one answer are not independent."""
-    assert held(judge(noise, icc=icc), shipped_sheets(), worlds=1000) <= 0.06
+    assert held_rate(noisy_judge(noise, icc=icc), shipped_sheets(), worlds=1000) <= 0.06
 
 
 @pytest.mark.simulation
 @pytest.mark.parametrize(("scale", "by"), [(0, 0.5), (1, -0.5), (2, 0.5)])
 def test_a_bias_of_half_a_point_is_detected_with_the_shipped_controls(scale: int, by: float) -> None:
-    assert held(leaning(scale, by), shipped_sheets(), worlds=300) >= 0.85
-    assert held(leaning(scale, by), shipped_sheets(most_tips=40), worlds=600) >= 0.80
+    assert held_rate(biased_judge(scale, by), shipped_sheets(), worlds=300) >= 0.85
+    assert held_rate(biased_judge(scale, by), shipped_sheets(most_tips=40), worlds=600) >= 0.80
 
 
 def test_a_judge_who_scores_at_random_is_held_with_the_shipped_controls() -> None:
-    assert held(at_random, shipped_sheets(), worlds=200) >= 0.99
+    assert held_rate(random_judge, shipped_sheets(), worlds=200) >= 0.99
 
 
 @pytest.mark.parametrize("score", [1, 3, 5])
 def test_a_judge_with_constant_scores_is_held_with_the_shipped_controls(score: int) -> None:
-    assert held(always(score), shipped_sheets(), worlds=len(shipped_sheets())) >= 0.99
+    assert held_rate(constant_judge(score), shipped_sheets(), worlds=len(shipped_sheets())) >= 0.99
 
 
-@pytest.mark.parametrize("who", [at_random, always(3)], ids=["random", "3"])
+@pytest.mark.parametrize("judge", [random_judge, constant_judge(3)], ids=["random", "3"])
 @pytest.mark.parametrize("n", [20, 60])
-def test_a_judge_who_always_gives_3_is_held(n: int, who: Judge) -> None:
-    assert held(who, spread_sheets(n, MORE_THREES), worlds=100) >= 0.99
+def test_a_judge_who_always_gives_3_is_held(n: int, judge: Judge) -> None:
+    assert held_rate(judge, spread_sheets(n, MORE_THREES), worlds=100) >= 0.99
 
 
 @pytest.mark.parametrize(("n", "shares"), [(20, MORE_THREES), (60, MOSTLY_GOOD)], ids=["threes", "good"])
 def test_an_honest_judge_is_rarely_held_with_any_references(n: int, shares: Sequence[float]) -> None:
-    assert held(judge(1.0), spread_sheets(n, shares), worlds=400) <= 0.07
+    assert held_rate(noisy_judge(1.0), spread_sheets(n, shares), worlds=400) <= 0.07
 
 
 @pytest.mark.simulation
 def test_with_more_controls_a_bias_of_half_a_point_is_detected_more_often() -> None:
-    few, some, many = (held(leaning(0, 0.5), spread_sheets(n, MORE_THREES), worlds=200) for n in (20, 40, 60))
+    few, some, many = (held_rate(biased_judge(0, 0.5), spread_sheets(n, MORE_THREES), worlds=200) for n in (20, 40, 60))
     assert few < some < many
 
 
@@ -98,7 +98,8 @@ def test_errors_alike_within_an_answer_widen_the_interval() -> None:
     references = shipped_sheets()[0]
     rng = np.random.default_rng(4)
     independent, alike = (
-        measure_drift(SCALES, control_tips(judge(0.7, icc=icc)(rng, references), references)) for icc in (0.0, 0.9)
+        measure_drift(SCALES, control_tips(noisy_judge(0.7, icc=icc)(rng, references), references))
+        for icc in (0.0, 0.9)
     )
     assert (independent.icc or 0.0) < 0.3 < (alike.icc or 0.0)
     assert min(scale.se or 0 for scale in alike.scales) > max(scale.se or 9 for scale in independent.scales)
@@ -106,42 +107,42 @@ def test_errors_alike_within_an_answer_widen_the_interval() -> None:
 
 @pytest.mark.simulation
 def test_an_honest_judge_has_no_trend_over_twenty_sheets() -> None:
-    alarms = np.mean([alarms_of(trends(judge(0.7, icc=0.2), 20, seed)) for seed in range(30)], axis=0)
+    alarms = np.mean([alarms_of(trends_of(noisy_judge(0.7, icc=0.2), 20, seed)) for seed in range(30)], axis=0)
     assert max(alarms) <= 0.07
 
 
 @pytest.mark.simulation
 def test_a_small_bias_that_persists_is_added_up_over_sheets() -> None:
     """0.2 points are rarely seen on one sheet."""
-    assert held(leaning(0, 0.2), shipped_sheets(), worlds=200) <= 0.35
-    found = [trends(leaning(0, 0.2), 10, seed) for seed in range(20)]
+    assert held_rate(biased_judge(0, 0.2), shipped_sheets(), worlds=200) <= 0.35
+    found = [trends_of(biased_judge(0, 0.2), 10, seed) for seed in range(20)]
     assert np.mean([one.sums[0].beyond and one.sums[0].high > one.sums[0].low for one in found]) >= 0.8
     assert any(f"{SCALES[0].name} is scored too high over 10 sheets" in " ".join(one.sentences()) for one in found)
-    first = trends(always(5), 1, 1)
+    first = trends_of(constant_judge(5), 1, 1)
     assert any(" over 1 sheet, " in sentence for sentence in first.sentences())
 
 
 def test_a_judge_without_errors_has_no_trend() -> None:
-    assert not any(alarms_of(trends(lambda _, references: references, 4, 1)))
+    assert not any(alarms_of(trends_of(lambda _, references: references, 4, 1)))
 
 
 def test_errors_that_grow_over_a_sheet_are_shown_as_fatigue() -> None:
-    def tiring(rng: np.random.Generator, references: Scores) -> Scores:
+    def tiring_judge(rng: np.random.Generator, references: Scores) -> Scores:
         growth = np.linspace(0.4, 1.6, len(references))[:, None]
         return np.rint(references + growth * rng.normal(size=references.shape)).astype(np.int64).clip(1, 5)
 
-    found = [trends(tiring, 4, seed) for seed in range(10)]
+    found = [trends_of(tiring_judge, 4, seed) for seed in range(10)]
     assert all(one.fatigue is not None and one.fatigue.value > 0 for one in found)
     assert np.mean([alarms_of(one)[1] for one in found]) >= 0.9
     assert "at the end of a sheet" in " ".join(found[0].sentences())
 
 
 def test_a_judge_who_stays_near_the_middle_is_shown_as_compressing() -> None:
-    def timid(rng: np.random.Generator, references: Scores) -> Scores:
+    def compressing_judge(rng: np.random.Generator, references: Scores) -> Scores:
         meant = 3 + 0.7 * (references - 3) + 0.7 * rng.normal(size=references.shape)
         return np.rint(meant).astype(np.int64).clip(1, 5)
 
-    found = [trends(timid, 3, seed) for seed in range(10)]
+    found = [trends_of(compressing_judge, 3, seed) for seed in range(10)]
     assert all(one.compression is not None and one.compression.value < 0 for one in found)
     assert np.mean([alarms_of(one)[2] for one in found]) >= 0.9
     assert "too close together" in " ".join(found[0].sentences())
@@ -157,7 +158,7 @@ def test_trends_without_controls_are_unknown() -> None:
 
 
 def test_a_perfect_judge_is_fine() -> None:
-    drift = one_drift(lambda _rng, references: references)
+    drift = drift_of(lambda _rng, references: references)
     assert drift.verdict is Verdict.FINE
     assert drift.error == 0
     assert drift.contrast == pytest.approx(1)
@@ -195,9 +196,9 @@ def test_a_nearly_perfect_judge_of_excellent_tips_is_fine() -> None:
     assert all(scale.difference is not None and scale.difference < -0.1 for scale in drift.scales)
 
 
-@pytest.mark.parametrize("who", [always(5), judge(0.7)], ids=["always 5", "honest"])
-def test_under_twenty_controls_the_verdict_is_unknown_and_the_numbers_are_shown(who: Judge) -> None:
-    drift = one_drift(who, n=MIN_CONTROLS - 1)
+@pytest.mark.parametrize("judge", [constant_judge(5), noisy_judge(0.7)], ids=["always 5", "honest"])
+def test_under_twenty_controls_the_verdict_is_unknown_and_the_numbers_are_shown(judge: Judge) -> None:
+    drift = drift_of(judge, n=MIN_CONTROLS - 1)
     assert drift.verdict is Verdict.UNKNOWN
     assert not drift.error_beyond
     assert not drift.contrast_beyond
@@ -227,15 +228,15 @@ def test_a_score_outside_the_scale_is_a_bug_and_raises() -> None:
 
 
 def test_bias_names_the_right_scale_and_direction() -> None:
-    drift = one_drift(leaning(1, -1.0))
+    drift = drift_of(biased_judge(1, -1.0))
     assert [scale.beyond for scale in drift.scales] == [False, True, False]
     assert drift.scales[1].bias is not None
     assert -1.2 < drift.scales[1].bias < -0.6
 
 
 def test_clipping_is_not_mistaken_for_bias() -> None:
-    references = spread_sheets(10_000, MOSTLY_GOOD, how_many=1)[0]
-    drift = measure_drift(SCALES, control_tips(judge(1.0)(np.random.default_rng(3), references), references))
+    references = spread_sheets(10_000, MOSTLY_GOOD, count=1)[0]
+    drift = measure_drift(SCALES, control_tips(noisy_judge(1.0)(np.random.default_rng(3), references), references))
     for scale in drift.scales:
         assert scale.difference is not None
         assert scale.bias is not None
@@ -246,7 +247,7 @@ def test_clipping_is_not_mistaken_for_bias() -> None:
 @settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(MIN_CONTROLS, 60), st.floats(0.1, 2.0), st.floats(-2, 2))
 def test_a_bias_counts_exactly_if_its_interval_excludes_zero(seed: int, n: int, noise: float, by: float) -> None:
-    drift = one_drift(judge(noise, [by] * SCALE_COUNT), n, seed)
+    drift = drift_of(noisy_judge(noise, [by] * SCALE_COUNT), n, seed)
     for scale in drift.scales:
         assert scale.interval is not None
         low, high = scale.interval
@@ -302,14 +303,14 @@ def test_scales_of_different_ranges_weigh_alike_in_the_error() -> None:
 
 
 def test_a_held_judge_gets_scale_direction_and_size() -> None:
-    drift = one_drift(leaning(0, 1.0))
+    drift = drift_of(biased_judge(0, 1.0))
     sentence = drift.sentences(shipped_rubric())[0]
     assert sentence.startswith(f"{SCALES[0].name} is scored too high: by {drift.scales[0].bias:.1f} points")
     assert "1 to 5" in sentence
 
 
 def test_a_random_judge_gets_that_the_error_is_over_the_limit() -> None:
-    drift = one_drift(at_random)
+    drift = drift_of(random_judge)
     assert drift.error is not None
     assert drift.error_limit is not None
     text = " ".join(drift.sentences(shipped_rubric()))
@@ -318,23 +319,23 @@ def test_a_random_judge_gets_that_the_error_is_over_the_limit() -> None:
 
 
 def test_a_judge_who_always_gives_3_gets_that_scores_are_too_similar() -> None:
-    assert "get similar scores" in " ".join(one_drift(always(3)).sentences(shipped_rubric()))
+    assert "get similar scores" in " ".join(drift_of(constant_judge(3)).sentences(shipped_rubric()))
 
 
 def test_a_fine_judge_gets_one_sentence() -> None:
-    (sentence,) = one_drift(judge(0.5)).sentences(shipped_rubric())
+    (sentence,) = drift_of(noisy_judge(0.5)).sentences(shipped_rubric())
     assert sentence.startswith("No drift found on 40 control tips")
 
 
 def test_an_unknown_verdict_names_what_is_missing() -> None:
-    (sentence,) = one_drift(judge(0.5), n=7).sentences(shipped_rubric())
+    (sentence,) = drift_of(noisy_judge(0.5), n=7).sentences(shipped_rubric())
     assert "unknown" in sentence
     assert "20 control tips" in sentence
     assert "7" not in sentence  # a count would reveal the controls to a judge who applies item by item
 
 
 def test_json_is_plain_and_complete() -> None:
-    drift = one_drift(judge(0.7))
+    drift = drift_of(noisy_judge(0.7))
     found = json.loads(json.dumps(drift.to_json(), allow_nan=False))
     assert found == drift.to_json()
     assert found["verdict"] == drift.verdict.value

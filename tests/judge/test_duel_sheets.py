@@ -71,7 +71,7 @@ def driver(judged: SheetDriver) -> SheetDriver:
     return SheetDriver(store, judged.experiment)
 
 
-def request(driver: SheetDriver, **over: Any) -> DuelRequest:
+def duel_request(driver: SheetDriver, **over: Any) -> DuelRequest:
     cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     ranking = make_board("x", cells, BoardOptions()).ranking
     assert ranking.leader is not None
@@ -83,10 +83,10 @@ def request(driver: SheetDriver, **over: Any) -> DuelRequest:
 
 
 def export(driver: SheetDriver, **over: Any) -> DuelExport:
-    return export_duels(driver.store, driver.experiment, request(driver, **over))
+    return export_duels(driver.store, driver.experiment, duel_request(driver, **over))
 
 
-def filled(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
+def fill_duels(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
     """The rule gets the models of a and b."""
     raw: dict[str, Any] = json.loads(duel_text(done.stored.sheet))
     for item in raw["items"]:
@@ -104,7 +104,7 @@ def apply(driver: SheetDriver, raw: dict[str, Any], **options: Any) -> DuelApply
     return apply_duels(driver.store, raw, judge=judge, **options)
 
 
-def kept(driver: SheetDriver) -> dict[str, Any]:
+def all_runs(driver: SheetDriver) -> dict[str, Any]:
     runs = driver.store.search(driver.experiment.experiment_id, where={})
     return {run.run_id: driver.store.get(run.run_id) for run in runs}
 
@@ -186,7 +186,7 @@ def test_answers_without_a_tip_are_left_out() -> None:
 
 def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
     done = export(driver)
-    applied = apply(driver, filled(done, beta_wins))
+    applied = apply(driver, fill_duels(done, beta_wins))
     assert (applied.n_finished, applied.n_unfinished) == (16, 0)
     assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 8)
     duels = read_duels(driver.store, driver.experiment)
@@ -196,25 +196,25 @@ def test_applied_duels_are_read_back(driver: SheetDriver) -> None:
 
 
 def test_applying_again_changes_nothing(driver: SheetDriver) -> None:
-    raw = filled(export(driver), beta_wins)
+    raw = fill_duels(export(driver), beta_wins)
     apply(driver, raw)
-    before = kept(driver)
+    before = all_runs(driver)
     assert apply(driver, raw).changes == ()
-    assert kept(driver) == before
+    assert all_runs(driver) == before
 
 
 def test_a_dry_run_writes_nothing_and_shows_the_changes(driver: SheetDriver) -> None:
-    raw = filled(export(driver), beta_wins)
-    before = kept(driver)
+    raw = fill_duels(export(driver), beta_wins)
+    before = all_runs(driver)
     applied = apply(driver, raw, dry_run=True)
-    assert kept(driver) == before
+    assert all_runs(driver) == before
     assert {change.before for change in applied.changes} == {None}
     assert len(applied.changes) == 16
 
 
 def test_unfinished_items_stay_open_and_may_be_filled_later(driver: SheetDriver) -> None:
     done = export(driver)
-    raw = filled(done, beta_wins)
+    raw = fill_duels(done, beta_wins)
     part = copy.deepcopy(raw)
     for item in part["items"][:10]:
         item["winner"] = None
@@ -226,8 +226,8 @@ def test_unfinished_items_stay_open_and_may_be_filled_later(driver: SheetDriver)
 
 def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
     done = export(driver)
-    apply(driver, filled(done, beta_wins))
-    raw = filled(done, beta_wins)
+    apply(driver, fill_duels(done, beta_wins))
+    raw = fill_duels(done, beta_wins)
     raw["items"][4]["winner"] = "TIE "
     (change,) = apply(driver, raw).changes
     assert change.after == "tie"
@@ -238,18 +238,18 @@ def test_a_revised_item_keeps_its_history(driver: SheetDriver) -> None:
 
 
 def test_a_preference_for_the_first_position_is_reported(driver: SheetDriver) -> None:
-    applied = apply(driver, filled(export(driver), lambda _a, _b: "a"))
+    applied = apply(driver, fill_duels(export(driver), lambda _a, _b: "a"))
     assert (applied.in_both_orders, applied.same_in_both_orders) == (8, 0)
 
 
 def test_no_cell_is_touched(driver: SheetDriver) -> None:
     before = driver.cells()
-    apply(driver, filled(export(driver), beta_wins))
+    apply(driver, fill_duels(export(driver), beta_wins))
     assert driver.cells() == before
 
 
 def test_a_file_without_a_judge_gets_the_name_of_the_option(driver: SheetDriver) -> None:
-    raw = filled(export(driver, judge=None), beta_wins)
+    raw = fill_duels(export(driver, judge=None), beta_wins)
     with pytest.raises(SheetRefused, match="judge's name"):
         apply(driver, raw)
     assert apply(driver, raw, judge="ben").judge == "ben"
@@ -274,17 +274,17 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_mistake_refuses_the_whole_file_and_is_named(driver: SheetDriver, name: str) -> None:
     spoil, message = MISTAKES[name]
-    raw = filled(export(driver), beta_wins)
+    raw = fill_duels(export(driver), beta_wins)
     spoil(raw)
-    before = kept(driver)
+    before = all_runs(driver)
     with pytest.raises(SheetRefused) as caught:
         apply(driver, raw)
     assert message in str(caught.value)
-    assert kept(driver) == before
+    assert all_runs(driver) == before
 
 
 def test_every_mistake_is_listed(driver: SheetDriver) -> None:
-    raw = filled(export(driver), lambda _a, _b: "left")
+    raw = fill_duels(export(driver), lambda _a, _b: "left")
     with pytest.raises(SheetRefused) as caught:
         apply(driver, raw)
     assert len(caught.value.problems) == 16
@@ -294,7 +294,7 @@ def test_every_mistake_is_listed(driver: SheetDriver) -> None:
 
 
 def test_a_judge_does_not_get_the_same_duels_again(driver: SheetDriver) -> None:
-    apply(driver, filled(export(driver), beta_wins))
+    apply(driver, fill_duels(export(driver), beta_wins))
     with pytest.raises(NotEnoughData, match="judged by anna, in both orders"):
         export(driver)
     assert len(export(driver, judge="ben").stored.sheet.items) == 16
@@ -304,7 +304,7 @@ def test_a_judge_does_not_get_the_same_duels_again(driver: SheetDriver) -> None:
 
 def test_half_judged_comparisons_are_exported_again(driver: SheetDriver) -> None:
     done = export(driver)
-    raw = filled(done, beta_wins)
+    raw = fill_duels(done, beta_wins)
     for item in raw["items"][:3]:
         item["winner"] = None
     apply(driver, raw)
@@ -313,8 +313,8 @@ def test_half_judged_comparisons_are_exported_again(driver: SheetDriver) -> None
 
 def test_repeated_duels_of_a_judge_count_once(driver: SheetDriver) -> None:
     first, second = export(driver), export(driver)
-    apply(driver, filled(first, beta_wins))
-    apply(driver, filled(second, lambda _a, _b: "tie"))
+    apply(driver, fill_duels(first, beta_wins))
+    apply(driver, fill_duels(second, lambda _a, _b: "tie"))
     duels = read_duels(driver.store, driver.experiment)
     assert (len(duels), {str(duel.winner) for duel in duels}) == (16, {"tie"})
 
@@ -338,7 +338,7 @@ def test_duels_are_shown_with_the_board_and_do_not_change_it(driver: SheetDriver
     cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     before = make_board(driver.experiment.name, cells, BoardOptions())
     assert with_duels(driver.store, driver.experiment, before, cells).duels is None
-    apply(driver, filled(export(driver), beta_wins))
+    apply(driver, fill_duels(export(driver), beta_wins))
     board = with_duels(driver.store, driver.experiment, before, cells)
     assert isinstance(board.duels, DuelTable)
     assert board.duels.winner == Pair(MODELS[1], "v1")
@@ -347,7 +347,7 @@ def test_duels_are_shown_with_the_board_and_do_not_change_it(driver: SheetDriver
 
 
 def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDriver) -> None:
-    apply(driver, filled(export(driver), beta_wins))
+    apply(driver, fill_duels(export(driver), beta_wins))
     cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     assert len(duels_of(driver.store, driver.experiment, cells)) == 16
     assert duels_of(driver.store, driver.experiment, replace(cells, cells=cells.cells[:0])) == []
@@ -358,7 +358,7 @@ def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDr
 def test_a_duel_of_a_pair_with_itself_does_not_count(driver: SheetDriver) -> None:
     """As in a key that was changed by hand."""
     done = export(driver)
-    apply(driver, filled(done, beta_wins))
+    apply(driver, fill_duels(done, beta_wins))
     _, texts = driver.store.get(done.stored.run_id)
     key = json.loads(texts[KEY])
     item, (a, _) = next(iter(key["items"].items()))
@@ -371,7 +371,7 @@ def test_a_duel_of_a_pair_with_itself_does_not_count(driver: SheetDriver) -> Non
 
 
 def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> None:
-    apply(driver, filled(export(driver), beta_wins))
+    apply(driver, fill_duels(export(driver), beta_wins))
     cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
     board = make_board(driver.experiment.name, cells, BoardOptions())
     board = replace(board, ranking=replace(board.ranking, tied=(Pair(MODELS[2], "v1"),)))
@@ -454,7 +454,7 @@ def test_a_duel_is_refused_while_a_sheet_is_open(driver: SheetDriver) -> None:
     open_ = driver.export("carla", everything=True).stored
     with pytest.raises(SheetsClosed, match=rf"carla has the open sheet {open_.sheet.id}"):
         export(driver, judge="carla")
-    unnamed = filled(export(driver, judge=None), lambda _a, _b: "a")
+    unnamed = fill_duels(export(driver, judge=None), lambda _a, _b: "a")
     with pytest.raises(SheetsClosed, match="open sheet"):
         apply_duels(driver.store, {**unnamed, "judge": "carla"})
     driver.apply(json.loads(sheet_text(open_.sheet)), judge="carla", final=True)

@@ -40,7 +40,7 @@ def scenarios_of(cells: list[EligibleCell]) -> list[str]:
 
 
 judges = st.frozensets(st.sampled_from(["ann", "ben", "cleo"]))
-worlds = st.lists(st.tuples(st.sampled_from(SCENARIOS), judges), max_size=60).map(
+cell_lists = st.lists(st.tuples(st.sampled_from(SCENARIOS), judges), max_size=60).map(
     lambda cells: [cell(f"run{at:03}", scenario, *by) for at, (scenario, by) in enumerate(cells)]
 )
 requests = st.builds(
@@ -54,7 +54,7 @@ ordered = st.lists(st.sampled_from(SCENARIOS), unique=True, max_size=4)
 
 
 @settings(max_examples=30)
-@given(worlds, requests, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
+@given(cell_lists, requests, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
     world: list[EligibleCell],
     request: ExportRequest,
@@ -69,7 +69,7 @@ def test_the_order_of_the_candidates_changes_nothing(
 
 
 @settings(max_examples=30)
-@given(worlds, requests, ordered, st.integers(0, 99))
+@given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
     world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
@@ -79,7 +79,7 @@ def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
 
 
 @settings(max_examples=30)
-@given(worlds, requests, ordered, st.integers(0, 99))
+@given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_a_limit_is_used_up_and_never_exceeded(
     world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_limit_is_used_up_and_never_exceeded(
 
 
 @settings(max_examples=30)
-@given(worlds, requests, ordered, st.integers(0, 99))
+@given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_at_most_one_scenario_is_cut_in_each_part(
     world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
@@ -104,7 +104,7 @@ def test_at_most_one_scenario_is_cut_in_each_part(
 
 
 @settings(max_examples=30)
-@given(worlds, st.sampled_from([0.0, 0.07, 0.2, 1.0]), st.integers(0, 99))
+@given(cell_lists, st.sampled_from([0.0, 0.07, 0.2, 1.0]), st.integers(0, 99))
 def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_scenarios(
     world: list[EligibleCell], overlap: float, seed: int
 ) -> None:

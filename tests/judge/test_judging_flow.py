@@ -44,7 +44,7 @@ CELLS = 24  # enough for the 20 control tips that a verdict needs
 
 
 @cache
-def recorded() -> tuple[SeededStore, Experiment]:
+def recorded_cells() -> tuple[SeededStore, Experiment]:
     store = SeededStore()
     return store, record_cells(store, models=("alpha:135m",))
 
@@ -54,8 +54,8 @@ def new_driver(store: SeededStore | None = None, **options: Any) -> SheetDriver:
     store = store or SeededStore()
     if options:
         return SheetDriver(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
-    store.copy_from(recorded()[0])
-    return SheetDriver(store, recorded()[1])
+    store.copy_from(recorded_cells()[0])
+    return SheetDriver(store, recorded_cells()[1])
 
 
 @pytest.fixture
@@ -63,11 +63,7 @@ def driver() -> SheetDriver:
     return new_driver()
 
 
-def states(driver: SheetDriver) -> Counter[str | None]:
-    return Counter(run.state for run in driver.cells().values())
-
-
-def clear(item: dict[str, Any]) -> None:
+def clear_scores(item: dict[str, Any]) -> None:
     for tip in item["tips"]:
         tip["scores"] = dict.fromkeys(tip["scores"])
 
@@ -80,7 +76,7 @@ def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(dr
     raw = fill(done.stored)
     applied = driver.apply(raw)
     assert (applied.status, applied.n_unfinished, applied.n_finished) == ("applied", 0, len(raw["items"]))
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
     expected = items_of(raw, done.stored)
     for run_id, run in driver.cells().items():
         numbers = by_hand(expected[run_id])
@@ -122,12 +118,12 @@ def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(driver:
     part = copy.deepcopy(raw)
     left = list(items_of(part, done.stored))[:10]
     for run_id in left:
-        clear(items_of(part, done.stored)[run_id])
+        clear_scores(items_of(part, done.stored)[run_id])
     applied = driver.apply(part)
     assert applied.n_unfinished == 10
     assert {run_id for run_id, run in driver.cells().items() if run.state == "pending"} == set(left)
     assert driver.apply(raw).n_unfinished == 0
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
     assert all(scores.history == () for scores in driver.scores().values()), "nothing was revised"
 
 
@@ -141,7 +137,7 @@ def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], s
     for cut in sorted(cuts):
         part = copy.deepcopy(raw)
         for item in part["items"][cut:]:
-            clear(item)
+            clear_scores(item)
         driver.apply(part)
     driver.apply(raw)
     for run_id, item in items_of(raw, judging).items():
@@ -186,7 +182,7 @@ def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(driver:
     applied = driver.judged_by("anna", always(5))
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.n_finished} == applied.to_json()
-    assert states(driver) == {"pending": CELLS}
+    assert driver.states() == {"pending": CELLS}
     assert all(scores.held["anna"].held for scores in driver.scores().values()), "stored, but not counted"
     assert {run.tags["held"] for run in driver.cells().values()} == {"true"}
 
@@ -197,7 +193,7 @@ def test_a_release_is_not_a_revision(driver: SheetDriver) -> None:
     driver.apply(raw)
     applied = driver.apply(raw, accept="agreed in the team")
     assert (applied.status, applied.accepted) == ("applied", "agreed in the team")
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
     assert all(scores.history == () for scores in driver.scores().values())
     before = driver.everything()
     assert driver.apply(raw).status == "applied", "an accepted drift stays accepted"
@@ -208,7 +204,7 @@ def test_a_reason_without_drift_is_not_stored(driver: SheetDriver) -> None:
     judging = driver.export().stored
     driver.apply(fill(judging), accept="just in case")
     assert driver.apply(fill(judging, always(5))).held
-    assert states(driver) == {"pending": CELLS}
+    assert driver.states() == {"pending": CELLS}
 
 
 def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit(driver: SheetDriver) -> None:
@@ -216,10 +212,10 @@ def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit
     driver.apply(fill(judging))
     applied = driver.apply(fill(judging, always(1)))
     assert applied.held
-    assert states(driver) == {"pending": CELLS}
+    assert driver.states() == {"pending": CELLS}
     assert {change.after for change in applied.changes} == {None}
     assert driver.apply(fill(judging)).status == "applied"
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
 
 
 def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver: SheetDriver) -> None:
@@ -261,7 +257,7 @@ def test_a_held_judge_does_not_change_the_mean_of_the_others(driver: SheetDriver
     before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
     assert driver.judged_by("ben", always(5), everything=True).held
     assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
 
 
 def test_everything_exports_all_cells_this_judge_has_not_scored(driver: SheetDriver) -> None:
@@ -289,7 +285,7 @@ def test_a_limit_fills_whole_scenarios_and_the_next_sheet_has_the_rest(driver: S
     first = driver.export(limit=21)
     assert first.n_cells == 21
     driver.apply(fill(first.stored))
-    assert states(driver) == {"judged": 21, "pending": 3}
+    assert driver.states() == {"judged": 21, "pending": 3}
     assert driver.export().n_cells == 3
 
 
@@ -404,15 +400,15 @@ def test_a_control_seen_in_another_experiment_is_not_fresh(driver: SheetDriver) 
 # Provisional judges
 
 
-def ran_rules(driver: SheetDriver) -> JudgeResult:
+def run_rules(driver: SheetDriver) -> JudgeResult:
     return run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1))
 
 
 def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(driver: SheetDriver) -> None:
-    ran = ran_rules(driver)
+    ran = run_rules(driver)
     assert (ran.applied.status, ran.unscored) == ("applied", ())
     runs = driver.cells().values()
-    assert states(driver) == {"pending": CELLS}
+    assert driver.states() == {"pending": CELLS}
     assert {run.tags["judge_pending"] for run in runs} == {"true"}
     assert {run.tags["provisional_judge"] for run in runs} == {"rules"}
     assert all({"provisional_composite", "provisional_tone"} <= run.metrics.keys() for run in runs)
@@ -426,21 +422,21 @@ def test_provisional_scores_and_scores_of_people_are_separate_in_any_order() -> 
         driver = new_driver()
         for name in order:
             if name == "rules":
-                ran_rules(driver)
+                run_rules(driver)
             else:
                 driver.judged_by("anna", seed=3)
         ends.append(driver)
     for driver in ends:
-        assert states(driver) == {"judged": CELLS}
+        assert driver.states() == {"judged": CELLS}
         for run in driver.cells().values():
             assert run.tags["judges"] == '["anna"]'
             assert {"composite", "provisional_composite"} <= run.metrics.keys()
 
 
 def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(driver: SheetDriver) -> None:
-    assert ran_rules(driver).applied.status == "applied"
+    assert run_rules(driver).applied.status == "applied"
     with pytest.raises(NotEnoughData, match=f"is pending for rules: all {CELLS} answers are scored") as nothing:
-        ran_rules(driver)
+        run_rules(driver)
     assert "--all" not in str(nothing.value), "it takes everything anyway"
 
 
@@ -581,26 +577,26 @@ def test_without_controls_the_verdict_is_unknown_and_the_scores_count(tmp_path: 
     assert (applied.status, applied.verdict) == ("applied", "unknown")
 
 
-def no_tip_at_all(_cell: PlannedCell, _rng: random.Random) -> str:
+def answer_without_tips(_cell: PlannedCell, _rng: random.Random) -> str:
     return "Sorry, no."
 
 
-def some_floored() -> tuple[SheetDriver, int]:
+def driver_with_floored_cells() -> tuple[SheetDriver, int]:
     """No model has a tip for one scenario."""
     first = load_suite("tips").scenarios[0].id
     return new_driver(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
 
 
 def test_answers_without_a_tip_are_on_no_sheet() -> None:
-    driver, floored = some_floored()
-    assert states(driver) == {"judged": floored, "pending": CELLS - floored}
+    driver, floored = driver_with_floored_cells()
+    assert driver.states() == {"judged": floored, "pending": CELLS - floored}
     done = driver.export()
     assert done.n_cells == CELLS - floored
     assert all(entry.item.tips for entry in done.stored.entries)
 
 
 def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> None:
-    driver, floored = some_floored()
+    driver, floored = driver_with_floored_cells()
     driver.judged_by("anna")
     folder = warm_suite(tmp_path, limit=3)
     left_alone = driver.export("ben", suite=str(folder))
@@ -625,7 +621,7 @@ def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> N
 
 
 def test_floors_alone_can_be_computed_again(tmp_path: Path) -> None:
-    driver = new_driver(write=no_tip_at_all)
+    driver = new_driver(write=answer_without_tips)
     with pytest.raises(NotEnoughData):
         driver.export()
     folder = warm_suite(tmp_path)
@@ -641,10 +637,12 @@ def test_floors_alone_can_be_computed_again(tmp_path: Path) -> None:
 
 def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
     """Neither a provisional judge, nor a sheet of which nothing is finished, may move a board to another rubric."""
-    driver, _ = some_floored()
+    driver, _ = driver_with_floored_cells()
     driver.judged_by("anna")
     folder = str(warm_suite(tmp_path))
-    run_judge(driver.store, driver.experiment, Script(score=1), ExportRequest(suite=folder, rejudge=True, seed=1))
+    run_judge(
+        driver.store, driver.experiment, ScriptedJudge(score=1), ExportRequest(suite=folder, rejudge=True, seed=1)
+    )
     judging = driver.export("anna", suite=folder, rejudge=True).stored
     driver.apply(json.loads(sheet_text(judging.sheet)))
     assert {run.tags["scores_rubric"].split("@")[0] for run in driver.cells().values()} == {"tip-v1"}
@@ -682,14 +680,14 @@ def test_when_the_new_scores_are_held_the_old_ones_count_with_their_own_rubric(t
 
 def test_a_later_sheet_of_the_same_judge_is_not_undone_by_an_earlier_one(tmp_path: Path) -> None:
     driver = new_driver()
-    early, late = (exported_at(driver, at) for at in ("2031-01-01T00:00:00.000+00:00", "2031-01-02T00:00:00.000+00:00"))
+    early, late = (export_at(driver, at) for at in ("2031-01-01T00:00:00.000+00:00", "2031-01-02T00:00:00.000+00:00"))
     driver.apply(fill(late, seed=2, judge="anna"))
     before = driver.cells()
     driver.apply(fill(early, seed=1, judge="anna"))
     assert driver.cells() == before
 
 
-def exported_at(driver: SheetDriver, exported: str) -> Any:
+def export_at(driver: SheetDriver, exported: str) -> Any:
     """A sheet without a name, exported at a certain time."""
     judging = driver.export(None).stored
     driver.store.update(judging.run_id, RunChange(tags={"exported_at": exported}, at_ms=1))
@@ -699,7 +697,7 @@ def exported_at(driver: SheetDriver, exported: str) -> Any:
 # Crashes
 
 
-class DyingStore(SeededStore):
+class DisconnectingStore(SeededStore):
     """Loses its connection before the n-th change of a run, or half-way through it."""
 
     def __init__(self) -> None:
@@ -720,7 +718,7 @@ class DyingStore(SeededStore):
 
 @pytest.mark.parametrize(("survived", "only_texts"), [(0, False), (1, True), (7, False), (CELLS, True)])
 def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: bool) -> None:
-    store = DyingStore()
+    store = DisconnectingStore()
     driver = new_driver(store)
     judging = driver.export().stored
     raw = fill(judging)
@@ -729,7 +727,7 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
         driver.apply(raw)
     store.updates_left = None
     driver.apply(raw)
-    assert states(driver) == {"judged": CELLS}
+    assert driver.states() == {"judged": CELLS}
     for run_id, item in items_of(raw, judging).items():
         assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
     assert all(scores.history == () for scores in driver.scores().values())
@@ -738,7 +736,7 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
 # Judges without a person
 
 
-class Script:
+class ScriptedJudge:
     """A judge with constant scores that stops at a given item and records the number of requested items."""
 
     provisional = True
@@ -763,13 +761,21 @@ class Script:
                 yield ItemScore(item.id, item.format_ok, tuple(TipScore(scores, tip.overlong) for tip in item.tips))
 
 
-def run_script(driver: SheetDriver, script: Script, messages: list[str] | None = None, **options: Any) -> JudgeResult:
+def counted_judge(**options: Any) -> ScriptedJudge:
+    judge = ScriptedJudge(**options)
+    judge.provisional = False
+    return judge
+
+
+def run_scripted(
+    driver: SheetDriver, judge: ScriptedJudge, messages: list[str] | None = None, **options: Any
+) -> JudgeResult:
     report: Callable[[str], None] = (messages if messages is not None else []).append
     accept = options.pop("accept", None)
     return run_judge(
         driver.store,
         driver.experiment,
-        script,
+        judge,
         ExportRequest(seed=1),
         accept=accept,
         environment=JudgeEnvironment(report, **options),
@@ -778,13 +784,13 @@ def run_script(driver: SheetDriver, script: Script, messages: list[str] | None =
 
 def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_script(driver, Script(dies_after=15))
+        run_scripted(driver, ScriptedJudge(dies_after=15))
     assert not any("provisional_composite" in run.metrics for run in driver.cells().values())
     messages: list[str] = []
-    script = Script()
-    ran = run_script(driver, script, messages)
+    judge = ScriptedJudge()
+    ran = run_scripted(driver, judge, messages)
     assert ran.continued
-    assert script.requested == [len(find_sheets(driver)[0].entries) - 15]
+    assert judge.requested == [len(find_sheets(driver)[0].entries) - 15]
     assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.n_finished} items are scored"]
     assert {run.metrics["provisional_composite"] for run in driver.cells().values()} == {11.0}
 
@@ -794,12 +800,12 @@ def find_sheets(driver: SheetDriver) -> list[Any]:
 
 
 def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(driver: SheetDriver) -> None:
-    ran = run_script(driver, Script(skips=5))
+    ran = run_scripted(driver, ScriptedJudge(skips=5))
     assert [each.reason for each in ran.unscored] == ["no answer came"] * 5
     assert ran.to_json()["unfinished"] == 5
     missing = [run for run in driver.cells().values() if "provisional_composite" not in run.metrics]
     assert 0 < len(missing) <= 5
-    assert not run_script(driver, Script()).unscored
+    assert not run_scripted(driver, ScriptedJudge()).unscored
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
@@ -807,7 +813,7 @@ def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetD
     seen: list[tuple[int, int, int]] = []
     entered: list[str] = []
 
-    class Alone:
+    class Lock:
         def __enter__(self) -> None:
             entered.append("in")
             assert not any("provisional_composite" in run.metrics for run in driver.cells().values())
@@ -815,85 +821,77 @@ def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetD
         def __exit__(self, *_: object) -> None:
             entered.append("out")
 
-    ran = run_script(driver, Script(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Alone)
+    ran = run_scripted(driver, ScriptedJudge(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Lock)
     total = ran.applied.n_finished + 2
     assert seen[-1] == (total - 2, 2, total)
     assert entered == ["in", "out"]
 
 
 def test_an_automatic_judge_that_counts_is_held_if_it_drifts(driver: SheetDriver) -> None:
-    script = Script()
-    script.provisional = False
-    ran = run_script(driver, script)
+    judge = counted_judge()
+    ran = run_scripted(driver, judge)
     assert ran.applied.held
     assert ran.applied.status is SheetStatus.HELD
-    assert states(driver) == {"pending": CELLS}
-    script = Script()
-    script.provisional = False
+    assert driver.states() == {"pending": CELLS}
+    judge = counted_judge()
     again = rf"held.* To accept the scores of the sheet {ran.applied.sheet}: the same command with --accept-drift"
     with pytest.raises(NotEnoughData, match=again):
-        run_script(driver, script)
-    assert script.requested == []
-    assert run_script(driver, script, accept="a test").applied.accepted == "a test"
-    assert script.requested == [], "what was scored before is taken as it is"
-    assert states(driver) == {"judged": CELLS}
-
-
-def counting_script(**options: Any) -> Script:
-    script = Script(**options)
-    script.provisional = False
-    return script
+        run_scripted(driver, judge)
+    assert judge.requested == []
+    assert run_scripted(driver, judge, accept="a test").applied.accepted == "a test"
+    assert judge.requested == [], "what was scored before is taken as it is"
+    assert driver.states() == {"judged": CELLS}
 
 
 @pytest.mark.parametrize(("survived", "provisional"), [(1, True), (12, False)])
 def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: int, provisional: bool) -> None:
-    store = DyingStore()
+    store = DisconnectingStore()
     driver = new_driver(store)
-    script = Script()
-    script.provisional = provisional
+    judge = ScriptedJudge()
+    judge.provisional = provisional
     store.updates_left = survived + 1  # the scores are saved first
     with pytest.raises(MlflowUnavailable):
-        run_script(driver, script, accept=None if provisional else "a test")
+        run_scripted(driver, judge, accept=None if provisional else "a test")
     store.updates_left = None
     messages: list[str] = []
-    ran = run_script(driver, script, messages)
-    assert script.requested == [ran.applied.n_finished], "nothing was scored twice"
+    ran = run_scripted(driver, judge, messages)
+    assert judge.requested == [ran.applied.n_finished], "nothing was scored twice"
     assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in driver.cells().values()} == {11.0}
     assert ran.continued
     with pytest.raises(NotEnoughData):
-        run_script(driver, script)
+        run_scripted(driver, judge)
 
 
 def test_pending_cells_are_judged_after_completing_an_interrupted_run() -> None:
-    store = DyingStore()
+    store = DisconnectingStore()
     driver = new_driver(store)
     store.updates_left = 10
     with pytest.raises(MlflowUnavailable):
-        run_script(driver, Script())
+        run_scripted(driver, ScriptedJudge())
     store.updates_left = None
     record_cells(store, models=("gamma:3b",), prompts="v1")
-    script = Script()
-    run_script(driver, script)
-    assert len(script.requested) == 1
-    assert script.requested[0] < CELLS
+    judge = ScriptedJudge()
+    run_scripted(driver, judge)
+    assert len(judge.requested) == 1
+    assert judge.requested[0] < CELLS
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 
 
 def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reason(driver: SheetDriver) -> None:
-    held = run_script(driver, counting_script()).applied.sheet
+    held = run_scripted(driver, counted_judge()).applied.sheet
     record_cells(driver.store, models=("gamma:3b",))
-    script = counting_script()
-    ran = run_script(driver, script, accept="we looked at them")
-    assert (ran.applied.sheet, ran.applied.accepted, script.requested) == (held, "we looked at them", [])
-    assert states(driver) == {"judged": CELLS, "pending": CELLS}
+    judge = counted_judge()
+    ran = run_scripted(driver, judge, accept="we looked at them")
+    assert (ran.applied.sheet, ran.applied.accepted, judge.requested) == (held, "we looked at them", [])
+    assert driver.states() == {"judged": CELLS, "pending": CELLS}
 
 
 # MLflow is away while a filler judges
 
 
-class Outage(Script):
+class JudgeDuringOutage(ScriptedJudge):
     """MLflow is unavailable from one item until another."""
 
     def __init__(self, store: SeededStore, away_at: int, back_at: int | None) -> None:
@@ -913,7 +911,7 @@ def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: py
     store = SeededStore()
     driver = new_driver(store)
     messages: list[str] = []
-    ran = run_script(driver, Outage(store, 5, 20), messages)
+    ran = run_scripted(driver, JudgeDuringOutage(store, 5, 20), messages)
     assert ran.applied.n_unfinished == 0
     assert sum("Judging continues" in line for line in messages) == 1
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
@@ -929,7 +927,7 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
         return path
 
     with pytest.raises(MlflowUnavailable, match=r"items are scored; .* `tipbench judge apply .*\.json`") as away:
-        run_script(driver, Outage(store, 5, None), save_to_file=save_to_file)
+        run_scripted(driver, JudgeDuringOutage(store, 5, None), save_to_file=save_to_file)
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)
     store.away = False

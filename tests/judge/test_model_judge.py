@@ -61,26 +61,28 @@ def scores_for(messages: Sequence[Mapping[str, object]], score: object = 3) -> s
     return json.dumps([dict.fromkeys(RUBRIC.scale_names, score)] * int(count[1]))
 
 
-def threes(_model: str, messages: Sequence[Mapping[str, object]], _options: Mapping[str, object], _nth: int) -> str:
+def reply_with_threes(
+    _model: str, messages: Sequence[Mapping[str, object]], _options: Mapping[str, object], _nth: int
+) -> str:
     return scores_for(messages)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
     monkeypatch.setattr(ollama_api, "_RETRY_WAIT_S", 0.01)
-    with ScriptedOllama([MODEL, "beta:135m"], reply=threes) as running:
+    with ScriptedOllama([MODEL, "beta:135m"], reply=reply_with_threes) as running:
         yield running
 
 
-def opened(server: ScriptedOllama, home: Path, **settings: object) -> AbstractContextManager[ModelJudge]:
+def open_judge(server: ScriptedOllama, home: Path, **settings: object) -> AbstractContextManager[ModelJudge]:
     values: dict[str, object] = {"server_wait_s": 2, "timeout_s": 5, **settings}
     return open_model_judge(MODEL, ollama_url=server.url, home=home, report=lambda _text: None, **values)
 
 
-def judged(
+def fill_sheet(
     server: ScriptedOllama, home: Path, sheet: TipSheet | None = None, **settings: object
 ) -> list[ItemScore | Unscored]:
-    with opened(server, home, **settings) as judge:
+    with open_judge(server, home, **settings) as judge:
         return list(judge.fill(sheet or sheet_of(), lambda _text: None))
 
 
@@ -94,7 +96,7 @@ def reasons(outcomes: Sequence[ItemScore | Unscored]) -> list[str]:
 
 def test_every_item_is_scored_provisionally_and_the_flags_stay_as_computed(server: ScriptedOllama, home: Path) -> None:
     sheet = sheet_of()
-    with opened(server, home) as judge:
+    with open_judge(server, home) as judge:
         assert (judge.name, judge.provisional) == (f"ollama:{MODEL}", True)
         assert list(judge.fill(replace(sheet, items=()), lambda _text: None)) == []
         assert server.log.loads == {}, "a sheet without items loads nothing"
@@ -107,7 +109,7 @@ def test_every_item_is_scored_provisionally_and_the_flags_stay_as_computed(serve
 
 
 def test_the_answer_schema_has_the_scales_and_sampling_is_deterministic(server: ScriptedOllama, home: Path) -> None:
-    judged(server, home, sheet_of(1, 3))
+    fill_sheet(server, home, sheet_of(1, 3))
     (call,) = server.log.calls()
     schema = call.body["format"]
     assert isinstance(schema, dict)
@@ -128,13 +130,13 @@ def test_a_request_without_a_schema_is_unchanged(server: ScriptedOllama) -> None
 
 
 def test_the_last_call_unloads_the_weights(server: ScriptedOllama, home: Path) -> None:
-    judged(server, home, sheet_of(3))
+    fill_sheet(server, home, sheet_of(3))
     assert [call.keep_alive for call in server.log.calls()] == [60, 60, 0]
     assert (server.log.max_resident, server.resident) == (1, ())
 
 
 def test_many_tips_are_sent_in_several_requests(server: ScriptedOllama, home: Path) -> None:
-    (outcome,) = judged(server, home, sheet_of(1, 19), num_ctx=8192)
+    (outcome,) = fill_sheet(server, home, sheet_of(1, 19), num_ctx=8192)
     assert isinstance(outcome, ItemScore)
     assert len(outcome.tips) == 19
     assert len(server.log.calls()) == 3
@@ -165,14 +167,14 @@ def test_an_unusable_answer_gives_a_reason_and_no_score(answer: str, complaint: 
 
 def test_an_unusable_answer_leaves_the_item_unscored(server: ScriptedOllama, home: Path) -> None:
     server.set(reply=lambda *_: "I would rather not. " * 100)
-    (reason,) = reasons(judged(server, home, sheet_of(1)))
+    (reason,) = reasons(fill_sheet(server, home, sheet_of(1)))
     assert "not JSON" in reason
     assert len(reason) <= 300
 
 
 def test_an_unusable_answer_is_retried_once_with_another_seed(server: ScriptedOllama, home: Path) -> None:
     server.set(reply=lambda _model, messages, _options, nth: "hm" if nth == 1 else scores_for(messages))
-    (outcome,) = judged(server, home, sheet_of(1))
+    (outcome,) = fill_sheet(server, home, sheet_of(1))
     assert isinstance(outcome, ItemScore)
     first, second = (call.options for call in server.log.calls())
     assert first["seed"] != second["seed"]
@@ -190,22 +192,22 @@ def test_a_failed_call_is_unscored_with_the_reason(
     server: ScriptedOllama, home: Path, fault: Fault, complaint: str
 ) -> None:
     server.add_faults(fault)
-    assert complaint in reasons(judged(server, home, sheet_of(1)))[0]
+    assert complaint in reasons(fill_sheet(server, home, sheet_of(1)))[0]
 
 
 def test_a_transient_failure_loses_no_item(server: ScriptedOllama, home: Path) -> None:
     server.add_faults(Fault("error_line", 2, times=1))
-    assert all(isinstance(outcome, ItemScore) for outcome in judged(server, home))
+    assert all(isinstance(outcome, ItemScore) for outcome in fill_sheet(server, home))
 
 
 def test_a_call_that_hangs_ends_at_its_timeout(server: ScriptedOllama, home: Path) -> None:
     server.add_faults(Fault("hang_after", 2))
-    assert "timeout" in reasons(judged(server, home, sheet_of(1), timeout_s=0.3))[0]
+    assert "timeout" in reasons(fill_sheet(server, home, sheet_of(1), timeout_s=0.3))[0]
 
 
 def test_a_model_that_does_not_load_is_not_retried_for_every_item(server: ScriptedOllama, home: Path) -> None:
     server.add_faults(Fault("load_error"))
-    messages = reasons(judged(server, home, sheet_of(20)))
+    messages = reasons(fill_sheet(server, home, sheet_of(20)))
     assert len(server.log.calls()) < 10
     assert messages[-1].startswith("skipped")
 
@@ -213,7 +215,7 @@ def test_a_model_that_does_not_load_is_not_retried_for_every_item(server: Script
 def test_a_tip_that_does_not_fit_is_unscored_and_never_cut(server: ScriptedOllama, home: Path) -> None:
     sheet = sheet_of(2)
     long = item_of(0, ["word " * 4000])
-    unscored, scored = judged(server, home, replace(sheet, items=(long, sheet.items[1])))
+    unscored, scored = fill_sheet(server, home, replace(sheet, items=(long, sheet.items[1])))
     assert "tip 1 does not fit" in reasons([unscored])[0]
     assert isinstance(scored, ItemScore)
 
@@ -230,7 +232,7 @@ def test_a_running_collect_is_named_and_no_request_is_sent(server: ScriptedOllam
     try:
         while not server.log.calls():
             time.sleep(0.01)
-        with pytest.raises(LockHeld, match="a collect into tip-bench-busy"), opened(server, home):
+        with pytest.raises(LockHeld, match="a collect into tip-bench-busy"), open_judge(server, home):
             pass
     finally:
         thread.join()
@@ -239,14 +241,14 @@ def test_a_running_collect_is_named_and_no_request_is_sent(server: ScriptedOllam
 
 def test_another_clients_model_in_memory_is_not_evicted(server: ScriptedOllama, home: Path) -> None:
     server.load_foreign("beta:135m")
-    with pytest.raises(ResidencyError, match="beta"), opened(server, home):
+    with pytest.raises(ResidencyError, match="beta"), open_judge(server, home):
         pass
     assert server.log.calls() == []
 
 
 def test_a_model_over_the_limit_is_refused_before_anything_is_loaded(server: ScriptedOllama, home: Path) -> None:
     server.add_model(ModelSpec(MODEL, params=7_000_000_000))
-    with pytest.raises(ModelRefused, match=r"7\.00B"), opened(server, home):
+    with pytest.raises(ModelRefused, match=r"7\.00B"), open_judge(server, home):
         pass
     assert server.log.loads == {}
 
@@ -262,13 +264,13 @@ def test_a_judge_is_one_model_of_the_server(server: ScriptedOllama, home: Path, 
 
 def test_an_unreachable_server_is_reported_immediately(server: ScriptedOllama, home: Path) -> None:
     server.pause_listening()
-    with pytest.raises(OllamaUnavailable, match="does not respond"), opened(server, home):
+    with pytest.raises(OllamaUnavailable, match="does not respond"), open_judge(server, home):
         pass
 
 
 def test_a_server_that_restarts_in_time_loses_no_item(server: ScriptedOllama, home: Path) -> None:
     messages: list[str] = []
-    with opened(server, home, server_wait_s=10) as judge:
+    with open_judge(server, home, server_wait_s=10) as judge:
         outcomes = judge.fill(sheet_of(3), messages.append)
         assert isinstance(next(outcomes), ItemScore)
         server.pause_listening(lose_models=True)
@@ -280,7 +282,7 @@ def test_a_server_that_restarts_in_time_loses_no_item(server: ScriptedOllama, ho
 def test_a_server_that_stays_unavailable_ends_the_run_with_the_earlier_scores(
     server: ScriptedOllama, home: Path
 ) -> None:
-    with opened(server, home, server_wait_s=0.6) as judge:
+    with open_judge(server, home, server_wait_s=0.6) as judge:
         outcomes = judge.fill(sheet_of(3), lambda _text: None)
         assert isinstance(next(outcomes), ItemScore)
         server.pause_listening()
@@ -301,14 +303,14 @@ def test_ctrl_c_unloads_the_model(server: ScriptedOllama, home: Path) -> None:
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
-            judged(server, home, timeout_s=60)
+            fill_sheet(server, home, timeout_s=60)
     finally:
         signal.signal(signal.SIGINT, before)
     assert server.resident == ()
 
 
 def test_one_judge_fills_two_sheets_one_after_the_other(server: ScriptedOllama, home: Path) -> None:
-    with opened(server, home) as judge:
+    with open_judge(server, home) as judge:
         for _ in range(2):
             assert all(isinstance(outcome, ItemScore) for outcome in judge.fill(sheet_of(), lambda _text: None))
         evidence = judge.evidence()

@@ -323,7 +323,7 @@ def test_clock_times_are_not_split() -> None:
 # --- the filler ---
 
 
-def sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
+def make_sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
     items = tuple(
         TipItem(f"i{number}", MIDDAY, number % 2 == 0, tuple(SheetTip(tip, "because", len(tip) > 60) for tip in group))
         for number, group in enumerate(tips_of_items)
@@ -333,7 +333,7 @@ def sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
 
 def test_every_item_is_filled_and_flags_stay_as_computed() -> None:
     judge: AutomaticJudge = RulesJudge()
-    filled = sheet((BEST, "Flour"), ("Order the rye flour.",), ())
+    filled = make_sheet((BEST, "Flour"), ("Order the rye flour.",), ())
     outcomes = list(judge.fill(filled, lambda _: None))
     assert [outcome.item for outcome in outcomes] == ["i0", "i1", "i2"]
     for item, outcome in zip(filled.items, outcomes, strict=True):
@@ -356,7 +356,7 @@ def test_the_judge_is_named_and_provisional() -> None:
     ],
 )
 def test_a_rubric_with_other_scales_is_refused_before_anything_is_scored(scales: tuple[Scale, ...]) -> None:
-    other = replace(sheet((BEST,)), rubric=replace(SUITE.rubric, scales=scales))
+    other = replace(make_sheet((BEST,)), rubric=replace(SUITE.rubric, scales=scales))
     with pytest.raises(UsageError, match=r"scores relevance, actionability, tone from 1 to 5 .*Judge by hand"):
         RulesJudge().fill(other, lambda _: None)
 

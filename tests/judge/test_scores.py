@@ -81,7 +81,7 @@ def test_scores_survive_their_text(scores: CellScores) -> None:
     assert scores_text(read_scores(scores_text(scores))) == scores_text(scores)
 
 
-def everything(scores: CellScores) -> list[Judgement]:
+def all_judgements(scores: CellScores) -> list[Judgement]:
     return [*scores.applied.values(), *scores.held.values(), *scores.history]
 
 
@@ -89,14 +89,14 @@ def everything(scores: CellScores) -> list[Judgement]:
 @given(cell_scores(), judgements())
 def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement) -> None:
     """Released or withdrawn with the same scores it only moves; else it becomes history, until five newer ones are."""
-    after = everything(scores.with_judgement(given_))
-    for former in everything(scores):
+    after = all_judgements(scores.with_judgement(given_))
+    for former in all_judgements(scores):
         moved = replace(former, held=given_.held, applied_at=given_.applied_at) == given_
         old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 5
-        assert moved or old or any(bare(kept).equals_except_time(bare(former)) for kept in after)
+        assert moved or old or any(without_notes(kept).equals_except_time(without_notes(former)) for kept in after)
 
 
-def bare(judgement: Judgement) -> Judgement:
+def without_notes(judgement: Judgement) -> Judgement:
     return replace(judgement, tips=tuple(replace(tip, note="") for tip in judgement.tips))
 
 

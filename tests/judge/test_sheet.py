@@ -28,7 +28,7 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 CONTENT = json.dumps(filled(SHEET), ensure_ascii=False).encode()
 
 
-def refused(content: bytes) -> str:
+def refusal(content: bytes) -> str:
     with pytest.raises(SheetRefused) as caught:
         parse_sheet(content)
     return str(caught.value)
@@ -91,7 +91,7 @@ def test_a_lone_surrogate_in_a_tip_round_trips() -> None:
     ],
 )
 def test_an_invalid_sheet_is_refused_with_its_place(content: bytes, words: str) -> None:
-    message = refused(content)
+    message = refusal(content)
     assert words in message
     assert len(message) < 600
     assert message.isprintable()
@@ -110,7 +110,7 @@ def test_a_number_beyond_floats_is_refused_as_a_score() -> None:
 
 
 def test_a_file_beyond_the_limit_is_refused() -> None:
-    assert "64 MB" in refused(b" " * (MAX_BYTES + 1))
+    assert "64 MB" in refusal(b" " * (MAX_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_file_beyond_the_limit_is_refused() -> None:
 )
 def test_hostile_megabytes_are_refused_in_time(content: bytes) -> None:
     before = time.process_time()
-    refused(content)
+    refusal(content)
     assert time.process_time() - before < 30
 
 

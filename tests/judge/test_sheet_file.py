@@ -28,33 +28,33 @@ def filled_csv(sheet: TipSheet = SHEET) -> str:
     return sheet_csv(sheet, got.finished)
 
 
-def table(text: str) -> list[list[str]]:
+def read_rows(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text.removeprefix(BOM), newline="")))
 
 
-def saved(rows: Iterable[Iterable[str]], separator: str = ",", line_end: str = "\r\n") -> str:
+def write_rows(rows: Iterable[Iterable[str]], separator: str = ",", line_end: str = "\r\n") -> str:
     """As a spreadsheet writes a table: quotes only where needed."""
     out = io.StringIO()
     csv.writer(out, delimiter=separator, lineterminator=line_end).writerows(rows)
     return out.getvalue()
 
 
-def checked(text: str, sheet: TipSheet = SHEET) -> FilledSheet[ItemScore]:
+def check(text: str, sheet: TipSheet = SHEET) -> FilledSheet[ItemScore]:
     return check_sheet(parse_sheet(text.encode()), sheet)
 
 
 def problems_of(text: str, sheet: TipSheet = SHEET) -> list[Problem]:
     with pytest.raises(SheetRefused) as refused:
-        checked(text, sheet)
+        check(text, sheet)
     return [problem for problem in refused.value.problems if isinstance(problem, Problem)]
 
 
 def with_cell(column: str, value: str, *, tip_row: int = 0) -> tuple[str, int]:
     """The filled table with one cell changed, and its row number in a spreadsheet."""
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     at = _tip_rows(rows)[tip_row]
     rows[at][rows[0].index(column)] = value
-    return saved(rows), at + 1
+    return write_rows(rows), at + 1
 
 
 def _tip_rows(rows: list[list[str]]) -> list[int]:
@@ -65,7 +65,7 @@ def _tip_rows(rows: list[list[str]]) -> list[int]:
 
 
 def test_the_first_rows_describe_the_file() -> None:
-    rows = table(sheet_csv(SHEET))
+    rows = read_rows(sheet_csv(SHEET))
     about = {row[1]: row[4] for row in rows if row[0] == "about"}
     assert about == {
         "format": "tipbench-sheet/1",
@@ -79,18 +79,18 @@ def test_the_first_rows_describe_the_file() -> None:
 
 
 def test_the_first_tip_is_near_the_top_and_the_rubric_is_below_the_tips() -> None:
-    kinds = [row[0] for row in table(sheet_csv(SHEET))[1:]]
+    kinds = [row[0] for row in read_rows(sheet_csv(SHEET))[1:]]
     assert kinds.index("tip") < 10
     assert kinds == sorted(kinds, key=["about", "instructions", "tip", "rubric"].index)
 
 
 def test_the_file_has_the_rubric_line_by_line() -> None:
-    lines = [unescape_cell(row[4]) for row in table(sheet_csv(SHEET)) if row[0] == "rubric"]
+    lines = [unescape_cell(row[4]) for row in read_rows(sheet_csv(SHEET)) if row[0] == "rubric"]
     assert lines == [line for line in SHEET.rubric.text.splitlines() if line.strip()]
 
 
 def test_there_is_one_row_for_each_tip_with_a_column_for_each_scale() -> None:
-    rows = table(sheet_csv(small_sheet(rubric=other_rubric())))
+    rows = read_rows(sheet_csv(small_sheet(rubric=other_rubric())))
     assert [name for name in rows[0] if name.startswith("score:")] == ["score:warmth", "score:note"]
     assert [(row[1], row[2]) for row in rows if row[0] == "tip"] == [
         (f"i{item:03d}", str(tip)) for item in range(3) for tip in (1, 2)
@@ -159,101 +159,101 @@ def test_any_text_is_accepted_after_a_spreadsheet_has_saved_it(
 ) -> None:
     item = TipItem("i1", {"id": "x"}, format_ok=True, tips=(SheetTip(tip, rationale, overlong=False),))
     sheet = replace(SHEET, items=(item,))
-    rows = [[cell.replace("\r\n", "\n").replace("\r", "\n") for cell in row] for row in table(sheet_csv(sheet))]
-    text = saved([[cell.replace("\n", line_end) for cell in row] for row in rows], separator, line_end)
-    assert checked(text, sheet).unfinished == ("i1",)
+    rows = [[cell.replace("\r\n", "\n").replace("\r", "\n") for cell in row] for row in read_rows(sheet_csv(sheet))]
+    text = write_rows([[cell.replace("\n", line_end) for cell in row] for row in rows], separator, line_end)
+    assert check(text, sheet).unfinished == ("i1",)
 
 
 @pytest.mark.parametrize("sheet", [SHEET, small_sheet(rubric=other_rubric())], ids=["tip-v1", "other scales"])
 def test_csv_and_json_give_the_same_scores(sheet: TipSheet) -> None:
-    assert checked(filled_csv(sheet), sheet) == check_sheet(filled(sheet), sheet)
+    assert check(filled_csv(sheet), sheet) == check_sheet(filled(sheet), sheet)
 
 
 def test_an_exported_table_is_completely_unfinished() -> None:
-    assert checked(sheet_csv(SHEET)) == FilledSheet("anna", {}, ("i000", "i001", "i002"))
+    assert check(sheet_csv(SHEET)) == FilledSheet("anna", {}, ("i000", "i001", "i002"))
 
 
 def remove_guards(text: str) -> str:
-    return saved([[cell.removeprefix("'") for cell in row] for row in table(text)])
+    return write_rows([[cell.removeprefix("'") for cell in row] for row in read_rows(text)])
 
 
-def columns_moved(text: str) -> str:
-    return saved([[*row[5:], *row[:5]] for row in table(text)])
+def move_columns(text: str) -> str:
+    return write_rows([[*row[5:], *row[:5]] for row in read_rows(text)])
 
 
-def columns_added(text: str) -> str:
-    head, *rows = table(text)
-    return saved([[*head, "my thoughts", "", ""], *([*row, "hm", "", ""] for row in rows)])
+def add_columns(text: str) -> str:
+    head, *rows = read_rows(text)
+    return write_rows([[*head, "my thoughts", "", ""], *([*row, "hm", "", ""] for row in rows)])
 
 
-def rows_added(text: str) -> str:
-    rows = table(text)
-    return saved([*rows[:9], [], [""] * 14, *rows[9:], [], [" "], []])
+def add_rows(text: str) -> str:
+    rows = read_rows(text)
+    return write_rows([*rows[:9], [], [""] * 14, *rows[9:], [], [" "], []])
 
 
-def decimals(text: str) -> str:
-    head, *rows = table(text)
-    return saved([head, *([f"{cell}.0" if cell in "12345" and cell else cell for cell in row] for row in rows)])
+def write_decimals(text: str) -> str:
+    head, *rows = read_rows(text)
+    return write_rows([head, *([f"{cell}.0" if cell in "12345" and cell else cell for cell in row] for row in rows)])
 
 
-def lower_flags(text: str) -> str:
+def lowercase_flags(text: str) -> str:
     flags = {"TRUE": "true", "FALSE": "0"}
-    return saved([[flags.get(cell, cell) for cell in row] for row in table(text)])
+    return write_rows([[flags.get(cell, cell) for cell in row] for row in read_rows(text)])
 
 
-def ragged(text: str) -> str:
-    return saved([row[:5] if row[0] in ("about", "rubric") else row for row in table(text)])
+def drop_last_cells(text: str) -> str:
+    return write_rows([row[:5] if row[0] in ("about", "rubric") else row for row in read_rows(text)])
 
 
 SPREADSHEETS: dict[str, Callable[[str], str]] = {
-    "saved again": lambda text: saved(table(text)),
-    "semicolons": lambda text: saved(table(text), ";"),
+    "saved again": lambda text: write_rows(read_rows(text)),
+    "semicolons": lambda text: write_rows(read_rows(text), ";"),
     "CR everywhere": lambda text: text.replace("\r\n", "\n").replace("\n", "\r"),
     "apostrophes eaten": remove_guards,
-    "columns moved": columns_moved,
-    "columns added": columns_added,
-    "empty rows": rows_added,
-    "4.0": decimals,
-    "true and 0": lower_flags,
-    "short rows": ragged,
+    "columns moved": move_columns,
+    "columns added": add_columns,
+    "empty rows": add_rows,
+    "4.0": write_decimals,
+    "true and 0": lowercase_flags,
+    "short rows": drop_last_cells,
 }
 
 
 @pytest.mark.parametrize("name", SPREADSHEETS)
 def test_what_a_spreadsheet_does_on_saving_changes_no_score(name: str) -> None:
-    assert checked(SPREADSHEETS[name](filled_csv())) == check_sheet(filled(SHEET), SHEET)
+    assert check(SPREADSHEETS[name](filled_csv())) == check_sheet(filled(SHEET), SHEET)
 
 
 def test_unicode_text_of_a_spreadsheet_is_read() -> None:
-    content = saved(table(filled_csv()), "\t").encode("utf-16")
+    content = write_rows(read_rows(filled_csv()), "\t").encode("utf-16")
     assert check_sheet(parse_sheet(content), SHEET) == check_sheet(filled(SHEET), SHEET)
 
 
 def test_a_removed_guard_apostrophe_is_not_a_change() -> None:
     item = TipItem("i1", {"id": "x"}, format_ok=True, tips=(SheetTip("'Now' is best", "'", overlong=False),))
     sheet = replace(SHEET, items=(item,))
-    assert checked(remove_guards(sheet_csv(sheet)), sheet).unfinished == ("i1",)
+    assert check(remove_guards(sheet_csv(sheet)), sheet).unfinished == ("i1",)
 
 
 def test_notes_with_quoted_line_breaks_round_trip() -> None:
     text, _ = with_cell("note", 'he said "no";\r\nthen, yes')
-    assert checked(text).finished["i000"].tips[0].note == 'he said "no";\nthen, yes'
+    assert check(text).finished["i000"].tips[0].note == 'he said "no";\nthen, yes'
 
 
 def test_the_name_is_taken_from_its_row() -> None:
     sheet = replace(SHEET, judge=None)
-    rows = table(filled_csv(sheet))
+    rows = read_rows(filled_csv(sheet))
     next(row for row in rows if row[1] == "judge")[4] = "bert"
-    assert checked(saved(rows), sheet).judge == "bert"
+    assert check(write_rows(rows), sheet).judge == "bert"
 
 
 def test_format_ok_may_be_written_into_every_row() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     at = rows[0].index("format_ok")
     for row in rows:
         if row[0] == "tip":
             row[at] = "FALSE"
-    assert [score.format_ok for score in checked(saved(rows)).finished.values()] == [False, False, False]
+    assert [score.format_ok for score in check(write_rows(rows)).finished.values()] == [False, False, False]
 
 
 # Refusing
@@ -290,23 +290,23 @@ def test_two_values_of_one_flag_are_refused() -> None:
 
 
 def test_a_tip_twice_is_refused_with_both_rows() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     last = _tip_rows(rows)[-1]
-    first = problems_of(saved([*rows, rows[last]]))[0]
+    first = problems_of(write_rows([*rows, rows[last]]))[0]
     assert (first.row, first.field) == (len(rows) + 1, "number")
     assert f"row {last + 1} has this one too" in first.message
 
 
 def test_a_tip_whose_row_was_deleted_is_refused() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     del rows[_tip_rows(rows)[-1]]
-    assert problems_of(saved(rows))[0].item == "i002"
+    assert problems_of(write_rows(rows))[0].item == "i002"
 
 
 def test_an_item_whose_rows_were_deleted_is_unfinished() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     first, last = _tip_rows(rows)[-2:]
-    assert checked(saved([*rows[:first], *rows[last + 1 :]])).unfinished == ("i002",)
+    assert check(write_rows([*rows[:first], *rows[last + 1 :]])).unfinished == ("i002",)
 
 
 def test_rows_of_one_item_with_two_hashes_are_refused() -> None:
@@ -315,19 +315,19 @@ def test_rows_of_one_item_with_two_hashes_are_refused() -> None:
 
 
 def test_another_rubric_is_refused() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     next(row for row in rows if row[1] == "rubric sha256")[4] = "x"
-    assert problems_of(saved(rows))[0].field == "rubric.sha256"
+    assert problems_of(write_rows(rows))[0].field == "rubric.sha256"
 
 
 def test_a_table_without_its_first_rows_is_refused() -> None:
-    rows = [row for row in table(filled_csv()) if row[0] != "about"]
-    assert [problem.field for problem in problems_of(saved(rows))] == ["rubric.id", "rubric.sha256"]
+    rows = [row for row in read_rows(filled_csv()) if row[0] != "about"]
+    assert [problem.field for problem in problems_of(write_rows(rows))] == ["rubric.id", "rubric.sha256"]
 
 
 def test_about_rows_that_contradict_each_other_are_refused() -> None:
-    rows = table(filled_csv())
-    assert "as in a row before" in problems_of(saved([*rows, ["about", "judge", "", "", "bert"]]))[0].message
+    rows = read_rows(filled_csv())
+    assert "as in a row before" in problems_of(write_rows([*rows, ["about", "judge", "", "", "bert"]]))[0].message
 
 
 @pytest.mark.parametrize(
@@ -338,31 +338,31 @@ def test_about_rows_that_contradict_each_other_are_refused() -> None:
     ],
 )
 def test_a_missing_column_is_named(column: str) -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     at = rows[0].index(column)
-    problem = problems_of(saved([row[:at] + row[at + 1 :] for row in rows]))[0]
+    problem = problems_of(write_rows([row[:at] + row[at + 1 :] for row in rows]))[0]
     assert (problem.field, problem.row) == (column, 1)
 
 
 def test_a_column_twice_is_refused() -> None:
-    assert "each column once" in problems_of(saved([[*row, row[4]] for row in table(filled_csv())]))[0].message
+    assert "each column once" in problems_of(write_rows([[*row, row[4]] for row in read_rows(filled_csv())]))[0].message
 
 
 def test_cells_beyond_the_columns_are_refused() -> None:
-    rows = table(filled_csv())
+    rows = read_rows(filled_csv())
     rows[-1].append("stray")
-    assert problems_of(saved(rows))[0].row == len(rows)
+    assert problems_of(write_rows(rows))[0].row == len(rows)
 
 
 def test_a_table_cut_inside_a_cell_is_refused_with_its_line() -> None:
     with pytest.raises(SheetRefused, match=r"^Line \d+: the CSV cannot be read"):
-        checked(filled_csv()[:-3])
+        check(filled_csv()[:-3])
 
 
 def test_a_cell_of_a_megabyte_is_refused_with_its_line() -> None:
     text, _ = with_cell("note", "x" * 1_000_000)
     with pytest.raises(SheetRefused, match=r"^Line \d+: "):
-        checked(text)
+        check(text)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def status(driver: SheetDriver) -> JudgingStatus:
     return judging_status(driver.store, driver.experiment)
 
 
-def of(state: JudgingStatus, name: str) -> JudgeStatus:
+def judge_status(state: JudgingStatus, name: str) -> JudgeStatus:
     (found,) = [judge for judge in state.judges if judge.judge == name]
     return found
 
@@ -48,7 +48,7 @@ def test_before_any_judging_everything_is_pending_and_drift_is_unknown(driver: S
 
 def test_an_exported_sheet_counts_as_open_items(driver: SheetDriver) -> None:
     done = driver.export("anna")
-    anna = of(status(driver), "anna")
+    anna = judge_status(status(driver), "anna")
     assert (anna.sheets, anna.open_items, anna.cells) == (1, len(done.stored.entries), 0)
     assert (anna.verdict, anna.error, anna.minutes_per_item, anna.self_exact) == (None, None, None, None)
     assert status(driver).history == (), "it has not come back"
@@ -58,16 +58,16 @@ def test_a_finished_sheet_has_no_open_items(driver: SheetDriver) -> None:
     raw = fill(driver.export("anna").stored)
     half = {**raw, "items": raw["items"][: len(raw["items"]) // 2]}
     driver.apply(half)
-    assert of(status(driver), "anna").open_items == len(raw["items"]) - len(half["items"])
+    assert judge_status(status(driver), "anna").open_items == len(raw["items"]) - len(half["items"])
     driver.apply(half, final=True)
-    assert of(status(driver), "anna").open_items == 0
+    assert judge_status(status(driver), "anna").open_items == 0
 
 
 def test_a_sheet_without_a_name_has_no_judge_until_it_is_applied(driver: SheetDriver) -> None:
     raw = fill(driver.export(None).stored)
     assert status(driver).judges == ()
     driver.apply(raw, judge="anna")
-    assert of(status(driver), "anna").cells == CELLS
+    assert judge_status(status(driver), "anna").cells == CELLS
 
 
 def test_what_is_applied_counts_and_the_judge_is_measured(driver: SheetDriver) -> None:
@@ -75,7 +75,7 @@ def test_what_is_applied_counts_and_the_judge_is_measured(driver: SheetDriver) -
     state = status(driver)
     assert counts(state) == (CELLS, 0, 0, CELLS)
     assert state.rubrics == ("tip-v1",)
-    anna = of(state, "anna")
+    anna = judge_status(state, "anna")
     assert (anna.cells, anna.held, anna.open_items, anna.verdict, anna.error) == (CELLS, 0, 0, "fine", 0.0)
     assert anna.minutes_per_item is not None
     assert 0 <= anna.minutes_per_item < 1
@@ -88,19 +88,19 @@ def test_minutes_are_those_from_export_to_apply_for_each_item(driver: SheetDrive
     driver.apply(fill(judging))
     times = {"exported_at": "2026-03-01T10:00:00.000+00:00", "applied_at": "2026-03-01T12:00:00.000+00:00"}
     driver.store.update(judging.run_id, RunChange(tags=times, at_ms=1))
-    assert of(status(driver), "anna").minutes_per_item == pytest.approx(120 / len(judging.entries))
+    assert judge_status(status(driver), "anna").minutes_per_item == pytest.approx(120 / len(judging.entries))
 
 
 def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(driver: SheetDriver) -> None:
     driver.judged_by("anna", always(5))
     state = status(driver)
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
-    anna = of(state, "anna")
+    anna = judge_status(state, "anna")
     assert (anna.cells, anna.held, anna.verdict) == (0, CELLS, "beyond the limit")
     assert state.use_of_scores(anna) == "held"
     driver.judged_by("ben")
     assert counts(status(driver)) == (CELLS, 0, 0, CELLS)
-    assert of(status(driver), "anna").held == CELLS
+    assert judge_status(status(driver), "anna").held == CELLS
 
 
 def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_unchecked() -> None:
@@ -118,7 +118,7 @@ def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(driver: S
     driver.judged_by("anna")
     record_cells(driver.store, models=("beta:1b",))
     driver.judged_by("anna", always(4))
-    trends = of(status(driver), "anna").trends
+    trends = judge_status(status(driver), "anna").trends
     assert trends is not None
     assert [(each.scale, each.sheets) for each in trends.sums] == [
         (scale, 2) for scale in load_suite("tips").rubric.scale_names
@@ -138,7 +138,7 @@ def test_agreement_of_two_judges_separates_similar_from_random() -> None:
         one, two = (driver.export(judge, everything=True, seed=3).stored for judge in ("anna", "ben"))
         first = fill(one)
         driver.apply(first)
-        second = fill(two, rule) if rule else _copied(first, fill(two))
+        second = fill(two, rule) if rule else copy_scores(first, fill(two))
         driver.apply(second, accept="to see")
         state = status(driver)
         assert state.twice == CELLS
@@ -147,7 +147,7 @@ def test_agreement_of_two_judges_separates_similar_from_random() -> None:
     assert all(value is not None and abs(value) < 0.4 for value in found["random"].values())
 
 
-def _copied(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+def copy_scores(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     """The second sheet with the first one's scores wherever the tips are the same."""
     given = {tip["tip"]: tip["scores"] for item in source["items"] for tip in item["tips"]}
     for item in target["items"]:
@@ -160,10 +160,10 @@ def test_repeated_answers_give_the_share_of_equal_scores(driver: SheetDriver) ->
     driver.judged_by("anna")
     record_cells(driver.store, models=("gamma:3b",))
     driver.judged_by("anna", seed=8)
-    share = of(status(driver), "anna").self_exact
+    share = judge_status(status(driver), "anna").self_exact
     assert share is not None
     assert 0 <= share <= 1
-    assert of(status(driver), "anna").sheets == 2
+    assert judge_status(status(driver), "anna").sheets == 2
 
 
 def test_floored_answers_are_judged_and_counted_apart() -> None:

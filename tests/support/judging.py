@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -188,6 +189,9 @@ class SheetDriver:
 
     def cells(self) -> dict[str, StoredRun]:
         return {run.run_id: run for run in self.store.search(self.experiment.experiment_id, where={"kind": "cell"})}
+
+    def states(self) -> Counter[str | None]:
+        return Counter(run.state for run in self.cells().values())
 
     def scores(self) -> dict[str, CellScores]:
         found = self.store.read(self.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])

@@ -1,4 +1,4 @@
-"""Commands run inside the test's process: quick, with separate stdout, stderr and exit code."""
+"""Commands run inside the test's process: quick, with separate stdout, stderr and exit code; and what they record."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from typer.testing import CliRunner
 
 from tipbench.cli.main import app
+from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
+class CommandResult:
+    """The exit code and the output of a command."""
 
     code: int
     stdout: str
@@ -24,15 +26,22 @@ class Ended:
         return json.loads(self.stdout)
 
 
-def invoke(*arguments: str) -> Ended:
+def invoke(*arguments: str) -> CommandResult:
     """Run a command; any exception except an exit is raised."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    return Ended(result.exit_code, result.stdout, result.stderr)
+    return CommandResult(result.exit_code, result.stdout, result.stderr)
 
 
-def refused(*arguments: str) -> str:
+def usage_error(*arguments: str) -> str:
     """Run a command that must be a usage error (exit 2, empty stdout, no traceback); returns its message."""
-    ended = invoke(*arguments)
-    assert (ended.code, ended.stdout) == (2, ""), ended
-    assert "Traceback" not in ended.stderr
-    return ended.stderr
+    result = invoke(*arguments)
+    assert (result.code, result.stdout) == (2, ""), result
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def recorded_runs(mlflow_url: str, experiment: str, kind: str) -> list[StoredRun]:
+    """The runs of one kind; none if the experiment is missing."""
+    with MlflowStore(mlflow_url) as store:
+        found = store.experiment(experiment)
+        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))

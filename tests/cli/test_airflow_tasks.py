@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invoke_command import invoke
+from invoke_command import invoke, recorded_runs
 
 from support.judging import SheetDriver
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
@@ -34,6 +34,7 @@ from tipbench.errors import ModelRefused, NotEnoughData, OllamaUnavailable, Tipb
 from tipbench.plan.collect_config import make_config
 from tipbench.record.events import Collected, Failure, event_line, parse_line
 from tipbench.record.mlflow import MlflowStore
+from tipbench.record.run import StoredRun
 from tipbench.settings import load_settings
 
 ALPHA, BETA = "alpha:135m", "beta:135m"
@@ -70,20 +71,18 @@ def conf(mlflow_url: str, ollama_two: ScriptedOllama, monkeypatch: pytest.Monkey
     }
 
 
-def runs(conf: dict[str, Any], kind: str) -> list[Any]:
-    with MlflowStore(conf["mlflow_url"]) as store:
-        found = store.experiment(conf["experiment"])
-        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
+def runs(conf: dict[str, Any], kind: str) -> list[StoredRun]:
+    return recorded_runs(conf["mlflow_url"], conf["experiment"], kind)
 
 
-def judge(conf: dict[str, Any]) -> None:
+def judge_cells(conf: dict[str, Any]) -> None:
     with MlflowStore(conf["mlflow_url"]) as store:
         experiment = store.experiment(conf["experiment"])
         assert experiment is not None
         SheetDriver(store, experiment).judged_by("anna")
 
 
-def rows(conf: dict[str, Any]) -> dict[str, int]:
+def scenarios_by_model(conf: dict[str, Any]) -> dict[str, int]:
     """The models of the newest board, and of how many scored cells each row is made."""
     newest = max(runs(conf, "leaderboard"), key=lambda run: run.start_ms)
     with MlflowStore(conf["mlflow_url"]) as store:
@@ -91,12 +90,12 @@ def rows(conf: dict[str, Any]) -> dict[str, int]:
     return {row["model"]: row["n_scenarios"] for row in board["standings"]}
 
 
-def collected(conf: dict[str, Any]) -> dict[str, Any]:
+def collect_cells(conf: dict[str, Any]) -> dict[str, Any]:
     """The same collect as the tasks', inside this process."""
     names = ("prompts", "n_tips", "n_scenarios", "num_predict", "experiment", "ollama_url", "mlflow_url", "suite")
     options = [f"--{name.replace('_', '-')}={conf[name]}" for name in names if name in conf]
-    ended = invoke("collect", f"--models={','.join(conf['models'])}", *options)
-    assert ended.code == 0, ended.stderr
+    result = invoke("collect", f"--models={','.join(conf['models'])}", *options)
+    assert result.code == 0, result.stderr
     return conf
 
 
@@ -236,9 +235,9 @@ def test_a_model_that_only_an_unavailable_host_may_have_is_refused_and_the_other
         with pytest.raises(OllamaUnavailable):
             plan_models({**conf, "ollama_url": None, "skip_refused": False}, hosts)
     assert (planned["collect_on_a"], planned["collect_on_b"]) == ([], [ALPHA])
-    (refused,) = runs(conf, "refused")
-    assert refused.params["model"] == BETA
-    assert DEAD in refused.tags["reason"]
+    (refused_run,) = runs(conf, "refused")
+    assert refused_run.params["model"] == BETA
+    assert DEAD in refused_run.tags["reason"]
 
 
 def test_a_run_may_name_one_listed_host() -> None:
@@ -314,13 +313,13 @@ def test_cells_that_fail_fail_the_task_while_the_good_ones_are_judged_and_ranked
         collect_model(conf, ALPHA, None)
     assert not isinstance(caught.value, UsageError)
     assert capsys.readouterr().out.count('"event": "failure"') == 1
-    collected({**conf, "models": [BETA]})
+    collect_cells({**conf, "models": [BETA]})
     result = export_for_judge(conf)
     assert (result["pending"], result["failed"]) == (3, 1)
-    judge(conf)
+    judge_cells(conf)
     compared = compare(conf)
     assert (compared["judged"], compared["pending"], compared["failed"]) == (3, 0, 1)
-    assert rows(conf) == {ALPHA: 1, BETA: 2}
+    assert scenarios_by_model(conf) == {ALPHA: 1, BETA: 2}
     assert collect_model(conf, ALPHA, None)["generated"] == 1, "another try makes up for the failed cell"
     result = export_for_judge(conf)
     assert (result["pending"], result["failed"]) == (1, 0)
@@ -329,7 +328,7 @@ def test_cells_that_fail_fail_the_task_while_the_good_ones_are_judged_and_ranked
 @pytest.mark.process
 def test_weights_of_a_dead_collect_are_unloaded(conf: dict[str, Any], home: Path, ollama_two: ScriptedOllama) -> None:
     ollama_two.load_foreign(ALPHA)
-    _leave_behind(home, ollama_two.url, ModelSpec(ALPHA).manifest)
+    leave_model_loaded(home, ollama_two.url, ModelSpec(ALPHA).manifest)
     assert unload_left_behind(conf, None)["unloaded"] == ALPHA
     assert ollama_two.resident == ()
     assert unload_left_behind(conf, None)["unloaded"] is None
@@ -341,7 +340,7 @@ def test_weights_of_another_client_stay_in_memory(conf: dict[str, Any], ollama_t
     assert len(ollama_two.resident) == 1
 
 
-def _leave_behind(home: Path, url: str, digest: str) -> None:
+def leave_model_loaded(home: Path, url: str, digest: str) -> None:
     program = (
         "import os, sys; from pathlib import Path; from tipbench.http import canonical_url; "
         "from tipbench.files import ResourceLock\n"
@@ -352,8 +351,8 @@ def _leave_behind(home: Path, url: str, digest: str) -> None:
 
 
 def test_the_export_has_this_runs_pending_cells_only_and_is_found_again(conf: dict[str, Any]) -> None:
-    collected(conf)
-    collected({**conf, "models": [ALPHA], "prompts": "v2-mentor"})
+    collect_cells(conf)
+    collect_cells({**conf, "models": [ALPHA], "prompts": "v2-mentor"})
     result = export_for_judge(conf)
     assert (result["pending"], result["judged"], result["experiment"]) == (4, 0, conf["experiment"])
     assert export_for_judge(conf) == result
@@ -370,9 +369,9 @@ def test_the_export_has_this_runs_pending_cells_only_and_is_found_again(conf: di
 def test_answers_of_an_older_build_of_a_model_are_not_this_runs(
     conf: dict[str, Any], ollama_two: ScriptedOllama
 ) -> None:
-    own = collected({**conf, "models": [ALPHA]})
+    own = collect_cells({**conf, "models": [ALPHA]})
     ollama_two.add_model(ModelSpec(ALPHA, digest="f" * 64))
-    collected(own)
+    collect_cells(own)
     assert len(runs(conf, "cell")) == 4
     assert export_for_judge(own)["pending"] == 2
 
@@ -384,13 +383,13 @@ def test_an_export_without_answers_refers_to_the_logs(conf: dict[str, Any]) -> N
 
 
 def test_compare_ranks_under_this_runs_conditions_and_counts_its_own_cells(conf: dict[str, Any]) -> None:
-    collected(conf)
-    judge(conf)
-    collected({**conf, "models": [ALPHA], "n_tips": 3})
+    collect_cells(conf)
+    judge_cells(conf)
+    collect_cells({**conf, "models": [ALPHA], "n_tips": 3})
     for models, judged in (([ALPHA, BETA], 4), ([BETA], 2)):
         result = compare({**conf, "models": models})
         assert (result["judged"], result["pending"]) == (judged, 0)
-        assert rows(conf) == {ALPHA: 2, BETA: 2}
+        assert scenarios_by_model(conf) == {ALPHA: 2, BETA: 2}
 
 
 def test_a_suite_may_be_a_folder_and_cells_of_an_older_prompt_text_are_not_this_runs(
@@ -405,6 +404,6 @@ def test_a_suite_may_be_a_folder_and_cells_of_an_older_prompt_text_are_not_this_
         with pytest.raises(NotEnoughData):
             export_for_judge(own)
         assert plan_models(own, ONE_HOST)["to_generate"] == 2
-        collected(own)
+        collect_cells(own)
         assert export_for_judge(own)["pending"] == 2
     assert len(runs(conf, "cell")) == 4

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from support.polling import eventually
 from support.scripted_ollama import MemorySettings, ScriptedOllama
 from tipbench.cli.airflow_tasks import collect_model
 from tipbench.files import ResourceLock
@@ -36,17 +37,17 @@ except TipbenchError as exc:
 
 
 @pytest.fixture
-def slow() -> Iterator[ScriptedOllama]:
+def slow_ollama() -> Iterator[ScriptedOllama]:
     """A server that answers and unloads slowly."""
     with ScriptedOllama(models=[ALPHA], call_s=0.3, memory=MemorySettings(unload_s=1.0)) as server:
         yield server
 
 
 @pytest.fixture
-def conf(mlflow_url: str, slow: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def conf(mlflow_url: str, slow_ollama: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A conf whose servers the worker's settings have."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
-    monkeypatch.setenv("OLLAMA_HOST", slow.url)
+    monkeypatch.setenv("OLLAMA_HOST", slow_ollama.url)
     return {
         "models": ALPHA,
         "prompts": "v1",
@@ -55,13 +56,13 @@ def conf(mlflow_url: str, slow: ScriptedOllama, monkeypatch: pytest.MonkeyPatch)
         "num_predict": 64,
         "server_wait_s": 5,
         "experiment": f"tip-bench-killed-{uuid4().hex[:8]}",
-        "ollama_url": slow.url,
+        "ollama_url": slow_ollama.url,
         "mlflow_url": mlflow_url,
     }
 
 
 @contextmanager
-def collecting(conf: Mapping[str, Any], slow: ScriptedOllama) -> Iterator[subprocess.Popen[str]]:
+def running_task(conf: Mapping[str, Any], slow_ollama: ScriptedOllama) -> Iterator[subprocess.Popen[str]]:
     """A process like a scheduler's, once its model has answered twice."""
     task = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(conf), ALPHA],
@@ -71,20 +72,13 @@ def collecting(conf: Mapping[str, Any], slow: ScriptedOllama) -> Iterator[subpro
     )
     with task:
         try:
-            until(lambda: len(slow.log.calls(outcome="finished")) >= 2)
+            assert eventually(lambda: len(slow_ollama.log.calls(outcome="finished")) >= 2, 120)
             yield task
         finally:
             task.kill()
 
 
-def until(true: Callable[[], bool], within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def command_of(task: subprocess.Popen[str]) -> int:
+def command_pid(task: subprocess.Popen[str]) -> int:
     """The process of the command that a task has started."""
     (child,) = Path(f"/proc/{task.pid}/task/{task.pid}/children").read_text().split()
     return int(child)
@@ -104,36 +98,36 @@ def dead_holder(home: Path, url: str) -> str | None:
     ids=["killed", "terminated and killed"],
 )
 def test_a_killed_task_ends_its_command_which_frees_the_memory(
-    conf: dict[str, Any], slow: ScriptedOllama, home: Path, signals: tuple[signal.Signals, ...]
+    conf: dict[str, Any], slow_ollama: ScriptedOllama, home: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
-    with collecting(conf, slow) as task:
+    with running_task(conf, slow_ollama) as task:
         for number in signals:
             task.send_signal(number)
             time.sleep(0.3)
-    assert dead_holder(home, slow.url) is None
-    assert slow.resident == ()
+    assert dead_holder(home, slow_ollama.url) is None
+    assert slow_ollama.resident == ()
 
 
 def test_a_terminated_task_waits_for_its_command_and_the_next_attempt_continues(
-    conf: dict[str, Any], slow: ScriptedOllama
+    conf: dict[str, Any], slow_ollama: ScriptedOllama
 ) -> None:
-    with collecting(conf, slow) as task:
+    with running_task(conf, slow_ollama) as task:
         task.terminate()
         _printed, stderr = task.communicate(timeout=180)
     assert "the next attempt continues" in stderr
-    assert slow.resident == ()
+    assert slow_ollama.resident == ()
 
 
 def test_a_killed_command_fails_its_task_and_the_next_attempt_frees_the_memory_and_continues(
-    conf: dict[str, Any], slow: ScriptedOllama
+    conf: dict[str, Any], slow_ollama: ScriptedOllama
 ) -> None:
-    with collecting(conf, slow) as task:
-        os.kill(command_of(task), signal.SIGKILL)
+    with running_task(conf, slow_ollama) as task:
+        os.kill(command_pid(task), signal.SIGKILL)
         _printed, stderr = task.communicate(timeout=180)
     assert "ended by signal 9" in stderr
-    slow.set(call_s=0.0, unload_s=0.01)
+    slow_ollama.set(call_s=0.0, unload_s=0.01)
     again = collect_model(conf, ALPHA, None)
     assert (again["cells"], again["failed"]) == (8, 0)
     assert again["recorded_before"] >= 1  # the second answer may have come and not yet been written down
-    assert len(slow.log.calls(outcome="finished")) <= 10  # plus repeated and interrupted requests
-    assert slow.resident == ()
+    assert len(slow_ollama.log.calls(outcome="finished")) <= 10  # plus repeated and interrupted requests
+    assert slow_ollama.resident == ()

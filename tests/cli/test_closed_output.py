@@ -6,12 +6,12 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.cli.console import print_message
 from tipbench.cli.progress import LineProgress
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 CELLS = 6
 
 
-def collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams: Any) -> subprocess.Popen[bytes]:
+def start_collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams: Any) -> subprocess.Popen[bytes]:
     command = [
         *(sys.executable, "-m", "tipbench", "collect", "--models", "alpha:135m", "--prompts", "v1"),
         *("--n-scenarios", str(CELLS), "--n-tips", "2", "--num-predict", "64"),
@@ -31,19 +31,12 @@ def collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **streams:
     return subprocess.Popen(command, **streams)
 
 
-def wait_for_request(server: ScriptedOllama) -> None:
-    deadline = time.monotonic() + 180
-    while not server.log.calls():
-        assert time.monotonic() < deadline, "no request arrived"
-        time.sleep(0.02)
-
-
 def test_a_closed_terminal_does_not_stop_the_run(mlflow_url: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, (tmp_path / "out").open("wb") as out:
-        process = collect(server, mlflow_url, "left-terminal", stdout=out, stderr=theirs)
+        process = start_collect(server, mlflow_url, "left-terminal", stdout=out, stderr=theirs)
         os.close(theirs)
-        wait_for_request(server)
+        assert eventually(lambda: bool(server.log.calls()), 180)
         os.close(ours)
         assert process.wait(180) == 0
         assert len(server.log.calls(outcome="finished")) == CELLS
@@ -55,9 +48,9 @@ def test_failures_with_closed_output_still_exit_with_1(mlflow_url: str) -> None:
     ours, theirs = os.pipe()
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
         server.add_faults(Fault("error_line"))
-        process = collect(server, mlflow_url, "left-failed", stdout=theirs, stderr=theirs)
+        process = start_collect(server, mlflow_url, "left-failed", stdout=theirs, stderr=theirs)
         os.close(theirs)
-        wait_for_request(server)
+        assert eventually(lambda: bool(server.log.calls()), 180)
         os.close(ours)
         assert process.wait(180) == 1
 
@@ -75,7 +68,7 @@ def test_results_that_cannot_be_written_exit_with_an_error() -> None:
         assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=180, check=False).returncode != 0
 
 
-class Broken:
+class BrokenStream:
     """A stream whose writes fail."""
 
     def __init__(self, error: Exception) -> None:
@@ -90,7 +83,7 @@ class Broken:
 
 def test_messages_to_a_closed_stream_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (BrokenPipeError(), OSError(5, "Input/output error"), ValueError("closed file")):
-        monkeypatch.setattr("sys.stderr", Broken(error))
+        monkeypatch.setattr("sys.stderr", BrokenStream(error))
         print_message("hello")
         with LineProgress() as view:
             view(BlockStarted("alpha:135m", 24, 10))

@@ -11,7 +11,7 @@ import pytest
 from tipbench.cli.progress import progress_counter
 
 
-class Screen(io.StringIO):
+class TerminalStream(io.StringIO):
     """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
@@ -42,7 +42,7 @@ def test_a_terminal_gets_a_bar_unless_the_work_is_over_at_once(
     of: int, drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    screen = Screen()
+    screen = TerminalStream()
     monkeypatch.setattr(sys, "stderr", screen)
     with progress_counter("applying") as count:
         for done in range(1, of + 1):

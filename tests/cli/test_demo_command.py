@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from invoke_command import invoke, refused
+from invoke_command import invoke, usage_error
 
 from support.mlflow_server import free_port
 from tipbench.cli import demo
@@ -27,10 +27,10 @@ def test_the_demo_runs_on_its_own_local_mlflow(
     monkeypatch.setattr(demo, "local_mlflow", lambda _settings: mlflow_url)  # its start: test_mlflow_command
     monkeypatch.setitem(demo.DEMO_OPTIONS, "n_scenarios", 1)
     monkeypatch.setitem(demo.DEMO_OPTIONS, "num_predict", 16)
-    ended = invoke("demo")
-    assert ended.code == 0, ended.stderr
-    assert f"MLflow: {mlflow_url}\n" in ended.stderr
-    assert f"--experiment {demo.EXPERIMENT} --mlflow-url {mlflow_url}\n" in ended.stderr
+    result = invoke("demo")
+    assert result.code == 0, result.stderr
+    assert f"MLflow: {mlflow_url}\n" in result.stderr
+    assert f"--experiment {demo.EXPERIMENT} --mlflow-url {mlflow_url}\n" in result.stderr
     runs = invoke("runs", "list", "--experiment", demo.EXPERIMENT, "--mlflow-url", mlflow_url, "--json").json
     assert {run["params"]["model"] for run in runs} == {"baseline:template", "embedded:smollm2:135m"}
     assert (len(runs), {run["params"]["suite"] for run in runs}) == (4, {"tips"})
@@ -46,16 +46,16 @@ def test_the_configuration_is_the_defaults_and_the_demo(monkeypatch: pytest.Monk
 def test_without_an_mlflow_the_demo_fails_before_it_downloads_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "fetch_with_progress", lambda _settings: pytest.fail("downloads"))
     dead = f"http://127.0.0.1:{free_port()}"
-    ended = invoke("demo", "--mlflow-url", dead)
-    assert (ended.code, dead in ended.stderr) == (1, True)
+    result = invoke("demo", "--mlflow-url", dead)
+    assert (result.code, dead in result.stderr) == (1, True)
 
     def not_installed(_package: str) -> str:
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "version", not_installed)
-    ended = invoke("demo")
-    assert (ended.code, "mlflow" in ended.stderr.lower()) == (1, True)
+    result = invoke("demo")
+    assert (result.code, "mlflow" in result.stderr.lower()) == (1, True)
 
 
 def test_an_invalid_address_is_refused_with_its_flag() -> None:
-    assert refused("demo", "--mlflow-url", "file:///runs").startswith("error: --mlflow-url: ")
+    assert usage_error("demo", "--mlflow-url", "file:///runs").startswith("error: --mlflow-url: ")

@@ -22,12 +22,12 @@ def statuses(*options: str) -> dict[str, list[str]]:
 def test_a_working_set_up_passes_every_check(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(["alpha:135m", ModelSpec("large:e2b", params=4_460_000_000)]) as server:
         options = ("--ollama-url", server.url, "--mlflow-url", mlflow_url)
-        ended = invoke("doctor", *options)
+        result = invoke("doctor", *options)
         found = statuses(*options)
         assert server.log.calls() == []
-    assert ended.code == 0
-    assert "✓ models: alpha:135m; refused: large:e2b" in ended.stdout
-    assert "ollama pull qwen2.5:0.5b" in ended.stdout  # a default model that is not installed
+    assert result.code == 0
+    assert "✓ models: alpha:135m; refused: large:e2b" in result.stdout
+    assert "ollama pull qwen2.5:0.5b" in result.stdout  # a default model that is not installed
     assert {"versions", "settings", "disk", "memory", "ollama", "models", "mlflow"} <= set(found)
     assert "failed" not in [status for each in found.values() for status in each]
     assert not home.exists()
@@ -41,9 +41,9 @@ def test_models_that_need_no_server_are_not_missing_on_it(mlflow_url: str, monke
 
 def test_each_problem_has_its_advice_and_the_exit_code_is_1(mlflow_url: str) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
-    ended = invoke("doctor", "--ollama-url", dead, "--mlflow-url", mlflow_url)
-    assert ended.code == 1
-    assert f"✕ ollama: Ollama at {dead} does not respond" in ended.stdout
+    result = invoke("doctor", "--ollama-url", dead, "--mlflow-url", mlflow_url)
+    assert result.code == 1
+    assert f"✕ ollama: Ollama at {dead} does not respond" in result.stdout
     assert statuses("--ollama-url", dead, "--mlflow-url", dead)["mlflow"] == ["failed"]
     with ScriptedOllama([]) as server:
         assert statuses("--ollama-url", server.url, "--mlflow-url", mlflow_url)["models"] == ["failed"]
@@ -52,6 +52,6 @@ def test_each_problem_has_its_advice_and_the_exit_code_is_1(mlflow_url: str) -> 
 def test_broken_settings_are_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tipbench.toml").write_text("n_tipps = 3\n")
-    ended = invoke("doctor")
-    assert ended.code == 1
-    assert "unknown key 'n_tipps'" in ended.stdout
+    result = invoke("doctor")
+    assert result.code == 1
+    assert "unknown key 'n_tipps'" in result.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from invoke_command import invoke, refused
+from invoke_command import invoke, usage_error
 
 from support.judged import judge_at
 from support.judging import SheetDriver, record_cells
@@ -21,18 +21,18 @@ TIED, DECIDED, FRESH = "tip-bench-tied", "tip-bench-untied", "tip-bench-untouche
 MODELS = ("one:1b", "two:1b")
 
 
-def tied(run: StoredRun, number: int) -> int:
+def tied_level(run: StoredRun, number: int) -> int:
     return 2 + random.Random(f"{run.params['model']}{run.params['scenario']}{number}").randint(0, 3)
 
 
-def apart(run: StoredRun, number: int) -> int:
+def distinct_level(run: StoredRun, number: int) -> int:
     return (4 if run.params["model"] == "one:1b" else 1) + random.Random(run.params["scenario"]).randint(0, 1)
 
 
 @pytest.fixture(scope="module")
-def duelling(mlflow_url: str) -> str:
+def filled_mlflow(mlflow_url: str) -> str:
     with MlflowStore(mlflow_url) as store:
-        for experiment, level in ((TIED, tied), (DECIDED, apart), (FRESH, None)):
+        for experiment, level in ((TIED, tied_level), (DECIDED, distinct_level), (FRESH, None)):
             driver = SheetDriver(store, record_cells(store, models=MODELS, experiment=experiment, prompts="v1"))
             if level is not None:
                 judge_at(driver, level)
@@ -40,20 +40,20 @@ def duelling(mlflow_url: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def use_duelling(duelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", duelling)
+def use_filled_mlflow(filled_mlflow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_mlflow)
     monkeypatch.setenv("TIPBENCH_EXPERIMENT", TIED)
 
 
-def exported(file: Path, *options: str) -> dict[str, Any]:
-    ended = invoke("judge", "duel", "--out", str(file), *options)
-    assert ended.code == 0, ended.stderr
-    assert ended.stdout == ""
+def export_duels(file: Path, *options: str) -> dict[str, Any]:
+    result = invoke("judge", "duel", "--out", str(file), *options)
+    assert result.code == 0, result.stderr
+    assert result.stdout == ""
     raw: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return raw
 
 
-def key_of(url: str, raw: dict[str, Any]) -> StoredDuelSheet:
+def stored_sheet(url: str, raw: dict[str, Any]) -> StoredDuelSheet:
     with MlflowStore(url) as store:
         experiment = store.experiment(TIED)
         assert experiment is not None
@@ -69,25 +69,25 @@ def fill(file: Path, raw: dict[str, Any], winners: dict[str, str]) -> None:
 
 
 def test_duels_on_stdout_are_described_as_such() -> None:
-    ended = invoke("judge", "duel", "--out", "-", "--judge", "carl")
-    assert json.loads(ended.stdout)["judge"] == "carl"
-    assert "scenarios on stdout" in ended.stderr
-    assert "`tipbench judge apply FILE`" in ended.stderr
+    result = invoke("judge", "duel", "--out", "-", "--judge", "carl")
+    assert json.loads(result.stdout)["judge"] == "carl"
+    assert "scenarios on stdout" in result.stderr
+    assert "`tipbench judge apply FILE`" in result.stderr
 
 
-def test_exported_duels_are_applied_and_counted(tmp_path: Path, duelling: str) -> None:
+def test_exported_duels_are_applied_and_counted(tmp_path: Path, filled_mlflow: str) -> None:
     file = tmp_path / "duels.json"
-    raw = exported(file, "--judge", "anna")
+    raw = export_duels(file, "--judge", "anna")
     assert (raw["format"], raw["judge"], len(raw["items"])) == ("tipbench-duel/1", "anna", 16)
-    key = key_of(duelling, raw)
+    key = stored_sheet(filled_mlflow, raw)
     two = {item: "ab"[[key.pairs[run][0] for run in runs].index("two:1b")] for item, runs in key.sides.items()}
     fill(file, raw, two)
     dry = invoke("judge", "apply", str(file), "--dry-run", "--json").json
     assert (dry["dry_run"], len(dry["changes"])) == (True, 16)
-    ended = invoke("judge", "apply", str(file))
-    assert ended.code == 0, ended.stderr
-    assert "16 applied" in ended.stdout
-    assert "8 of 8 match-ups have the same winner in both orders" in ended.stdout
+    result = invoke("judge", "apply", str(file))
+    assert result.code == 0, result.stderr
+    assert "16 applied" in result.stdout
+    assert "8 of 8 match-ups have the same winner in both orders" in result.stdout
     again = invoke("judge", "apply", str(file), "--json").json
     expected = {"status": "applied", "applied": 16, "unfinished": 0, "changed": 0, "errors": [], "drift": None}
     assert again | expected == again
@@ -97,57 +97,61 @@ def test_exported_duels_are_applied_and_counted(tmp_path: Path, duelling: str) -
 
 def test_part_of_the_duels_may_be_filled(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
-    raw = exported(file, "--limit", "4", "--judge", "ben")
+    raw = export_duels(file, "--limit", "4", "--judge", "ben")
     assert len(raw["items"]) == 4
     fill(file, raw, {raw["items"][0]["item"]: "tie"})
-    ended = invoke("judge", "apply", str(file))
-    assert "1 applied, 3 unfinished and still open" in ended.stdout
+    result = invoke("judge", "apply", str(file))
+    assert "1 applied, 3 unfinished and still open" in result.stdout
 
 
 def test_a_mistake_refuses_the_file_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
-    raw = exported(file, "--judge", "cleo")
+    raw = export_duels(file, "--judge", "cleo")
     fill(file, raw, {raw["items"][0]["item"]: "left", raw["items"][1]["item"]: "a"})
-    ended = invoke("judge", "apply", str(file))
-    assert (ended.code, ended.stdout) == (1, "")
-    assert f"item {raw['items'][0]['item']}, winner: expected 'a', 'b' or 'tie', or null; found 'left'." in ended.stderr
+    result = invoke("judge", "apply", str(file))
+    assert (result.code, result.stdout) == (1, "")
+    assert (
+        f"item {raw['items'][0]['item']}, winner: expected 'a', 'b' or 'tie', or null; found 'left'." in result.stderr
+    )
     result = invoke("judge", "apply", str(file), "--json")
     assert (result.code, result.json["status"], result.json["errors"][0]["field"]) == (1, "refused", "winner")
 
 
 def test_duels_are_written_again_byte_for_byte(tmp_path: Path) -> None:
     file, copy = tmp_path / "duels.json", tmp_path / "copy.json"
-    raw = exported(file, "--judge", "dora")
-    exported(copy, "--sheet", raw["sheet"])
+    raw = export_duels(file, "--judge", "dora")
+    export_duels(copy, "--sheet", raw["sheet"])
     assert copy.read_bytes() == file.read_bytes()
-    assert "has no duel file 'nosuch'" in refused("judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x"))
+    assert "has no duel file 'nosuch'" in usage_error(
+        "judge", "duel", "--sheet", "nosuch", "--out", str(tmp_path / "x")
+    )
 
 
 def test_filled_duels_are_backed_up_before_they_are_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
-    raw = exported(file, "--judge", "emil")
+    raw = export_duels(file, "--judge", "emil")
     fill(file, raw, {raw["items"][0]["item"]: "a"})
     filled = file.read_bytes()
-    exported(file, "--sheet", raw["sheet"])
+    export_duels(file, "--sheet", raw["sheet"])
     assert (tmp_path / "duels.json.1.old").read_bytes() == filled
 
 
 def test_a_decided_board_has_no_duels(tmp_path: Path) -> None:
-    ended = invoke("judge", "duel", "--experiment", DECIDED, "--out", str(tmp_path / "x.json"))
-    assert (ended.code, ended.stdout) == (3, "")
-    assert "There are no duels in tip-bench-untied: no pairs are tied" in ended.stderr
+    result = invoke("judge", "duel", "--experiment", DECIDED, "--out", str(tmp_path / "x.json"))
+    assert (result.code, result.stdout) == (3, "")
+    assert "There are no duels in tip-bench-untied: no pairs are tied" in result.stderr
 
 
 def test_an_unjudged_board_has_no_duels(tmp_path: Path) -> None:
-    ended = invoke("judge", "duel", "--experiment", FRESH, "--out", str(tmp_path / "x.json"))
-    assert (ended.code, ended.stdout) == (3, "")
-    assert "has no scores yet" in ended.stderr
+    result = invoke("judge", "duel", "--experiment", FRESH, "--out", str(tmp_path / "x.json"))
+    assert (result.code, result.stdout) == (3, "")
+    assert "has no scores yet" in result.stderr
 
 
 def test_duels_have_no_drift_to_accept(tmp_path: Path) -> None:
     file = tmp_path / "duels.json"
-    exported(file, "--judge", "finn")
-    assert "duels have no drift" in refused("judge", "apply", str(file), "--accept-drift", "because")
+    export_duels(file, "--judge", "finn")
+    assert "duels have no drift" in usage_error("judge", "apply", str(file), "--accept-drift", "because")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +159,7 @@ def test_duels_have_no_drift_to_accept(tmp_path: Path) -> None:
     [(("--limit", "1"), "--limit"), (("--judge", "rules"), "--judge takes"), (("--experiment", "mine"), "tip-bench-")],
 )
 def test_invalid_options_are_usage_errors(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    assert message in refused("judge", "duel", "--out", str(tmp_path / "x.json"), *options)
+    assert message in usage_error("judge", "duel", "--out", str(tmp_path / "x.json"), *options)
 
 
 def test_the_file_can_be_written_to_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

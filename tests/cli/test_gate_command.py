@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from invoke_command import Ended, invoke, refused
+from invoke_command import CommandResult, invoke, usage_error
 
 from support.judged import judge_at
 from support.judging import SheetDriver, record_cells
@@ -28,7 +28,7 @@ def level(run: StoredRun, number: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def gated(mlflow_url: str) -> str:
+def filled_mlflow(mlflow_url: str) -> str:
     with MlflowStore(mlflow_url) as store:
         models = ("good:1b", "bad:1b")
         judge_at(
@@ -39,27 +39,27 @@ def gated(mlflow_url: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def use_gated(gated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", gated)
+def use_filled_mlflow(filled_mlflow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_mlflow)
     monkeypatch.setenv("TIPBENCH_EXPERIMENT", EXPERIMENT)
 
 
-def gate(candidate: str, baseline: str, *options: str) -> Ended:
+def gate(candidate: str, baseline: str, *options: str) -> CommandResult:
     return invoke("gate", "--candidate", candidate, "--baseline", baseline, *options)
 
 
 def test_a_pair_that_is_not_worse_passes_with_one_line() -> None:
-    ended = gate(SAME, GOOD)
-    assert ended.code == 0, ended.stderr
-    (line,) = ended.stdout.splitlines()
+    result = gate(SAME, GOOD)
+    assert result.code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
     assert line.startswith(f"not worse: {SAME} − {GOOD} = ")
     assert "over 8 scenarios" in line
 
 
 def test_a_worse_pair_fails() -> None:
-    ended = gate(BAD, GOOD)
-    assert ended.code == 1
-    assert ended.stdout.startswith(f"worse: {BAD} − {GOOD} = −")
+    result = gate(BAD, GOOD)
+    assert result.code == 1
+    assert result.stdout.startswith(f"worse: {BAD} − {GOOD} = −")
 
 
 def test_undecided_passes_with_a_warning_and_fails_if_strict() -> None:
@@ -73,9 +73,9 @@ def test_undecided_passes_with_a_warning_and_fails_if_strict() -> None:
 
 
 def test_json_has_everything() -> None:
-    ended = gate(BAD, GOOD, "--json", "--annotations")
-    assert ended.code == 1
-    found = ended.json
+    result = gate(BAD, GOOD, "--json", "--annotations")
+    assert result.code == 1
+    found = result.json
     assert (found["experiment"], found["outcome"], found["exit_code"], found["strict"]) == (
         EXPERIMENT, "worse", 1, False,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_json_has_everything() -> None:
     assert (found["failed"], found["pending"], found["baseline_scenarios"]) == (0, 0, 8)
     assert (found["judges"], found["rubric"].partition("@")[0]) == (["anna"], "tip-v1")
     assert found["conditions"]
-    assert any(line.startswith("::error title=") for line in ended.stderr.splitlines())
+    assert any(line.startswith("::error title=") for line in result.stderr.splitlines())
 
 
 def test_annotations_are_on_separate_lines() -> None:
@@ -104,25 +104,25 @@ def test_junit_is_written(tmp_path: Path) -> None:
 def test_provisional_scores_only_are_not_enough(tmp_path: Path) -> None:
     file = tmp_path / "gate.xml"
     options = ("--experiment", FRESH, "--junit", str(file))
-    ended = gate(BAD, GOOD, *options)
-    assert (ended.code, ended.stdout) == (3, "")
-    assert "not enough data: no judge has scored" in ended.stderr
-    assert "`tipbench judge export` writes a sheet." in ended.stderr
+    result = gate(BAD, GOOD, *options)
+    assert (result.code, result.stdout) == (3, "")
+    assert "not enough data: no judge has scored" in result.stderr
+    assert "`tipbench judge export` writes a sheet." in result.stderr
     assert list(ET.parse(file).getroot().iter("error"))  # noqa: S314
     found = gate(BAD, GOOD, *options, "--json")
     assert (found.code, found.json["outcome"], found.json["difference"]) == (3, "not enough data", None)
 
 
 def test_one_shared_scenario_is_not_enough() -> None:
-    ended = gate(SAME, GOOD, "--where", "scenario=nurse@morning")
-    assert ended.code == 3
-    assert "both judged in 1 scenario; at least 6 are needed" in ended.stderr
+    result = gate(SAME, GOOD, "--where", "scenario=nurse@morning")
+    assert result.code == 3
+    assert "both judged in 1 scenario; at least 6 are needed" in result.stderr
 
 
 def test_no_cell_at_all_is_not_enough() -> None:
     assert gate(SAME, GOOD, "--where", "scenario=nobody@never").code == 3
-    ended = gate(SAME, GOOD, "--experiment", "tip-bench-nosuch", "--json")
-    assert (ended.code, ended.json["outcome"]) == (3, "not enough data")
+    result = gate(SAME, GOOD, "--experiment", "tip-bench-nosuch", "--json")
+    assert (result.code, result.json["outcome"]) == (3, "not enough data")
 
 
 def test_a_judge_who_scored_nothing_is_not_enough() -> None:
@@ -147,13 +147,13 @@ def test_invalid_options_are_usage_errors() -> None:
             "--where has two values for suite, a and b",
         ),
     ]:
-        assert message in refused("gate", *options)
+        assert message in usage_error("gate", *options)
 
 
 def test_a_report_names_the_error_if_mlflow_is_unavailable(tmp_path: Path) -> None:
     file = tmp_path / "gate.xml"
     file.write_text("old")
-    ended = gate(SAME, GOOD, "--mlflow-url", f"http://127.0.0.1:{free_port()}", "--junit", str(file))
-    assert ended.code == 1
+    result = gate(SAME, GOOD, "--mlflow-url", f"http://127.0.0.1:{free_port()}", "--junit", str(file))
+    assert result.code == 1
     (error,) = ET.parse(file).getroot().iter("error")  # noqa: S314
     assert "cannot be reached" in (error.get("message") or "")

@@ -18,10 +18,10 @@ HEAVY = ("httpx", "numpy", "mlflow", "rich", "xllamacpp", "scipy")
 
 def test_help_explains_every_command_and_option() -> None:
     for path, command in COMMANDS.items():
-        ended = invoke(*path, "--help")
-        assert (ended.code, ended.stderr) == (0, "")
-        assert ended.stdout.startswith(f"Usage: tipbench {' '.join(path)}")
-        assert "Example" in ended.stdout or ended.stdout.count(". ") + ended.stdout.count(".\n") >= 2, path
+        result = invoke(*path, "--help")
+        assert (result.code, result.stderr) == (0, "")
+        assert result.stdout.startswith(f"Usage: tipbench {' '.join(path)}")
+        assert "Example" in result.stdout or result.stdout.count(". ") + result.stdout.count(".\n") >= 2, path
         for parameter in command.params:
             assert parameter.help, f"{' '.join(path)} {parameter.name} has no help"
     assert invoke("collect", "-h").stdout == invoke("collect", "--help").stdout
@@ -65,9 +65,9 @@ def test_version_is_printed() -> None:
 
 
 def test_no_command_is_a_usage_error_and_shows_help() -> None:
-    ended = invoke()
-    assert ended.code == 2
-    assert "Usage: tipbench" in ended.stdout + ended.stderr
+    result = invoke()
+    assert result.code == 2
+    assert "Usage: tipbench" in result.stdout + result.stderr
 
 
 @pytest.mark.process

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from invoke_command import recorded_runs
 
 from support.command import start_tipbench, tipbench_json
+from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
-from tipbench.record.mlflow import MlflowStore
 
 pytestmark = pytest.mark.process
 
@@ -34,7 +34,9 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
         )
         log = tmp_path / "collect.log"
         process = start_tipbench(*options, home=home, log=log)
-        _until_all_wait(server, mlflow_url, experiment, int(concurrency))
+        # The fast calls are recorded, and all threads wait for calls that take longer than the test.
+        assert eventually(lambda: len(recorded_runs(mlflow_url, experiment, "cell")) == FAST, 180)
+        assert eventually(lambda: len(server.log.calls(outcome="running")) == int(concurrency), 180)
         assert "alpha:135m" in server.resident
         process.send_signal(number)
         assert process.wait(180) == 130
@@ -52,17 +54,3 @@ def test_a_signal_in_mid_run_unloads_the_model_and_loses_nothing(
     assert (summary["cells"], summary["recorded_before"]) == (CELLS, finished_before)
     assert 0 < finished_before < CELLS
     assert (len(finished), set(finished.values())) == (CELLS, {1}), "a finished cell was generated again"
-
-
-def _until_all_wait(server: ScriptedOllama, mlflow_url: str, experiment: str, concurrency: int) -> None:
-    """Wait until the fast calls are recorded, and all threads wait for calls that take longer than the test."""
-    deadline = time.monotonic() + 180
-    with MlflowStore(mlflow_url) as store:
-        while len(server.log.calls(outcome="running")) != concurrency or _recorded(store, experiment) != FAST:
-            assert time.monotonic() < deadline, "the calls did not start"
-            time.sleep(0.05)
-
-
-def _recorded(store: MlflowStore, experiment: str) -> int:
-    found = store.experiment(experiment)
-    return len(list(store.search(found.experiment_id, where={"kind": "cell"}))) if found else 0

@@ -30,11 +30,11 @@ def no_usual_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_usual_mlflow")
 def test_a_plan_on_a_fresh_machine_starts_no_mlflow_and_writes_nothing(home: Path) -> None:
     with ScriptedOllama(["alpha:135m", "beta:135m"]) as server:
-        ended = invoke("plan", "--models", "alpha:135m,beta:135m", "--ollama-url", server.url)
+        result = invoke("plan", "--models", "alpha:135m,beta:135m", "--ollama-url", server.url)
         assert server.log.calls() == []
-    assert (ended.code, ended.stderr) == (0, "")
+    assert (result.code, result.stderr) == (0, "")
     assert not home.exists()
-    lines = ended.stdout.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0] == "tip-bench-auto: suite tips, 8 scenarios, 3 prompts, 5 tips per answer, rubric tip-v1"
     assert lines[2].split() == ["model", "parameters", "memory", "cells", "recorded", "missing", "time"]
     assert lines[4].split()[-2].startswith("~"), "an estimate, as nothing was measured"
@@ -45,16 +45,16 @@ def test_a_plan_on_a_fresh_machine_starts_no_mlflow_and_writes_nothing(home: Pat
 @pytest.mark.usefixtures("no_usual_mlflow")
 def test_a_plan_needs_no_ollama_for_models_without_it() -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    ended = invoke("plan", "--models", "baseline:template", "--ollama-url", nowhere, "--json")
-    assert ended.code == 0
-    assert ended.json["to_generate"] == 8
-    assert ended.json["looks"] == [8]
+    result = invoke("plan", "--models", "baseline:template", "--ollama-url", nowhere, "--json")
+    assert result.code == 0
+    assert result.json["to_generate"] == 8
+    assert result.json["looks"] == [8]
 
 
 def test_a_plan_counts_journal_entries_as_done(home: Path, mlflow_url: str) -> None:
     cells = planned("baseline:template", TemplateEngine().facts("baseline:template").digest)
     journal = Journal(journal_folder(home, canonical_url(mlflow_url), "tip-bench-waiting"))
-    journal.append([finished(cell.key) for cell in cells[:3]])
+    journal.append([finished_run(cell.key) for cell in cells[:3]])
     journal.close()
     options = ("--models", "baseline:template", "--mlflow-url", mlflow_url, "--experiment", "tip-bench-waiting")
     assert "8 cells, 3 recorded, 5 to generate" in invoke("plan", *options).stdout
@@ -62,7 +62,7 @@ def test_a_plan_counts_journal_entries_as_done(home: Path, mlflow_url: str) -> N
     assert invoke("plan", *options, "--json").json["journalled"] == 3
 
 
-def finished(key: str) -> NewRun:
+def finished_run(key: str) -> NewRun:
     return NewRun(RunKind.CELL, uuid.uuid4().hex, "a cell", 1, 2, cell_key=key)
 
 
@@ -89,21 +89,21 @@ def test_a_plan_of_a_finished_grid_reports_it(mlflow_url: str) -> None:
 
 def test_a_plan_without_its_mlflow_warns_and_counts_nothing() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    ended = invoke("plan", "--models", "baseline:template", "--mlflow-url", url)
-    assert ended.code == 0
-    assert "8 cells, 0 recorded" in ended.stdout
-    assert f"warning: MLflow at {url}" in ended.stderr
+    result = invoke("plan", "--models", "baseline:template", "--mlflow-url", url)
+    assert result.code == 0
+    assert "8 cells, 0 recorded" in result.stdout
+    assert f"warning: MLflow at {url}" in result.stderr
 
 
 @pytest.mark.usefixtures("no_usual_mlflow")
 def test_a_plan_shows_refused_models_and_exits_2_unless_they_are_skipped() -> None:
     with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)]) as server:
         options = ("plan", "--models", "alpha:135m,x:e2b", "--ollama-url", server.url)
-        ended = invoke(*options, "--json")
+        result = invoke(*options, "--json")
         skipping = invoke(*options, "--skip-refused")
         alone = invoke("plan", "--models", "x:e2b", "--ollama-url", server.url, "--skip-refused")
-    assert (ended.code, skipping.code, alone.code) == (2, 0, 2)
-    assert [refusal["model"] for refusal in ended.json["refused"]] == ["x:e2b"]
+    assert (result.code, skipping.code, alone.code) == (2, 0, 2)
+    assert [refusal["model"] for refusal in result.json["refused"]] == ["x:e2b"]
     assert "refused: x:e2b has 4.46B parameters; the limit is 4B" in skipping.stderr
     assert "24 cells" in skipping.stdout
     assert alone.stdout == "nothing to generate: every model is refused\n"
@@ -113,10 +113,10 @@ def test_a_plan_shows_refused_models_and_exits_2_unless_they_are_skipped() -> No
 def test_without_any_requested_model_plan_and_collect_list_the_installed_ones_with_the_command() -> None:
     with ScriptedOllama(["alpha:135m", "beta:135m", ModelSpec("x:e2b", params=4_460_000_000)]) as server:
         for command in ("plan", "collect"):
-            ended = invoke(command, "--ollama-url", server.url, "--n-tips", "3")
-            assert ended.code == 2
-            assert "Installed and within the limit: alpha:135m, beta:135m." in ended.stderr
-            suggested = ended.stderr.strip().splitlines()[-1].split()
+            result = invoke(command, "--ollama-url", server.url, "--n-tips", "3")
+            assert result.code == 2
+            assert "Installed and within the limit: alpha:135m, beta:135m." in result.stderr
+            suggested = result.stderr.strip().splitlines()[-1].split()
             assert suggested[:2] == ["tipbench", command]
         assert invoke("plan", *suggested[2:]).code == 0
 
@@ -138,16 +138,16 @@ def test_a_plan_shows_what_its_scenarios_can_decide_and_how_long_judging_takes()
 @pytest.mark.usefixtures("no_usual_mlflow")
 def test_a_plan_warns_of_a_model_that_barely_fits() -> None:
     with ScriptedOllama([ModelSpec("huge:3b", params=3_000_000_000, size_bytes=2**50)]) as server:
-        ended = invoke("plan", "--models", "huge:3b", "--ollama-url", server.url)
-    assert ended.code == 0
-    assert "warning: huge:3b needs about" in ended.stderr
+        result = invoke("plan", "--models", "huge:3b", "--ollama-url", server.url)
+    assert result.code == 0
+    assert "warning: huge:3b needs about" in result.stderr
 
 
 def test_a_plan_without_its_ollama_fails_immediately() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    ended = invoke("plan", "--ollama-url", url)
-    assert (ended.code, ended.stdout) == (1, "")
-    assert url in ended.stderr
+    result = invoke("plan", "--ollama-url", url)
+    assert (result.code, result.stdout) == (1, "")
+    assert url in result.stderr
 
 
 @pytest.mark.usefixtures("no_usual_mlflow")

@@ -43,7 +43,7 @@ def test_a_pause_is_visible_with_its_limit() -> None:
 @pytest.mark.process
 def test_a_terminal_gets_bars_and_lines_that_fit(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
-        shown = _on_a_terminal(
+        shown = run_on_terminal(
             *("collect", "--models", "alpha:135m,baseline:template", "--n-scenarios", "2", "--prompts", "v1"),
             *("--n-tips", "2", "--num-predict", "64", "--ollama-url", server.url, "--mlflow-url", mlflow_url),
             *("--experiment", "tip-bench-terminal"),
@@ -56,7 +56,7 @@ def test_a_terminal_gets_bars_and_lines_that_fit(home: Path, mlflow_url: str) ->
     assert "--json has all columns" in plain
 
 
-def _on_a_terminal(*arguments: str) -> str:
+def run_on_terminal(*arguments: str) -> str:
     """What a terminal of 80 columns is sent."""
     terminal, command_side = pty.openpty()
     env = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}

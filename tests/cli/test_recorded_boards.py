@@ -13,7 +13,7 @@ from tipbench.record.run import NewRun
 EXPERIMENT = "tip-bench-read-only"
 
 
-def refuse(_store: MlflowStore, _experiment_id: str, _run: NewRun, **_options: object) -> str:
+def refuse_write(_store: MlflowStore, _experiment_id: str, _run: NewRun, **_options: object) -> str:
     raise MlflowError("PERMISSION_DENIED: you may only read.")
 
 
@@ -24,9 +24,9 @@ def test_a_board_that_cannot_be_recorded_is_shown_with_a_note(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     with MlflowStore(mlflow_url) as store:
         record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=1)
-    monkeypatch.setattr(MlflowStore, "record", refuse)
-    ended = invoke("compare", EXPERIMENT, "--format", form)
-    assert ended.code == 0, ended.stderr
-    assert "Not judged yet" in ended.stdout
-    assert "alpha:135m" in ended.stdout
-    assert "note: the leaderboard could not be saved in MLflow (PERMISSION_DENIED: you may only read.)" in ended.stderr
+    monkeypatch.setattr(MlflowStore, "record", refuse_write)
+    result = invoke("compare", EXPERIMENT, "--format", form)
+    assert result.code == 0, result.stderr
+    assert "Not judged yet" in result.stdout
+    assert "alpha:135m" in result.stdout
+    assert "note: the leaderboard could not be saved in MLflow (PERMISSION_DENIED: you may only read.)" in result.stderr

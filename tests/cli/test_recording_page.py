@@ -20,12 +20,12 @@ from tipbench.record.run import RunKind
 
 PAGE = Path(__file__).parents[2] / "docs" / "recording.md"
 EXPERIMENT = "tip-bench-recording"
-SELDOM = {("cell", "Tags", "foreign_resident")}  # needs a second client: see the flow tests
+NOT_RECORDED_HERE = {("cell", "Tags", "foreign_resident")}  # needs a second client: see the flow tests
 
 Names = dict[tuple[str, str], set[str]]  # (kind, heading) → names
 
 
-def documented() -> Names:
+def documented_names() -> Names:
     names: Names = defaultdict(set)
     kind = heading = ""
     for line in PAGE.read_text("utf-8").splitlines():
@@ -43,7 +43,7 @@ def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping
 
 
 @pytest.fixture
-def recorded(mlflow_url: str, tmp_path: Path) -> Names:
+def recorded_names(mlflow_url: str, tmp_path: Path) -> Names:
     """A collect with an answer, an answer without tips, a failure, a refusal; one that replaces the failure; judges."""
     faults = [Fault("error_line", value=3, calls=(2,))]
     with ScriptedOllama(["alpha:135m", ModelSpec("x:e2b", params=4_460_000_000)], faults, reply=reply) as server:
@@ -53,10 +53,10 @@ def recorded(mlflow_url: str, tmp_path: Path) -> Names:
             *("--mlflow-url", mlflow_url, "--experiment", EXPERIMENT),
         )
         assert [invoke("collect", *options, "--prompts", "v1").code for _ in range(2)] == [1, 0]
-        judge(mlflow_url, tmp_path, "anna")
+        judge_sheet(mlflow_url, tmp_path, "anna")
         assert invoke("collect", *options).code == 0
-    judge(mlflow_url, tmp_path, "anna")  # now with answers that came before
-    judge(mlflow_url, tmp_path, "ben", "--all")
+    judge_sheet(mlflow_url, tmp_path, "anna")  # now with answers that came before
+    judge_sheet(mlflow_url, tmp_path, "ben", "--all")
     rules = invoke("judge", "run", "--with", "rules", "--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     assert rules.code == 0, rules.stderr
     compare_and_decide(mlflow_url, tmp_path)
@@ -75,7 +75,7 @@ def recorded(mlflow_url: str, tmp_path: Path) -> Names:
     return names
 
 
-def judge(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
+def judge_sheet(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
     """A judge who fills a whole sheet, and whose drift, if any, is accepted."""
     where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     out = folder / f"{name}.json"
@@ -114,12 +114,12 @@ def compare_and_decide(mlflow_url: str, folder: Path) -> None:
     assert decided.code == 0, decided.stderr
 
 
-def test_the_page_names_exactly_what_is_recorded(recorded: Names) -> None:
-    page = documented()
-    for kind, heading, name in SELDOM:
-        recorded[kind, heading].add(name)
-    assert set(page) == set(recorded)
-    for place, names in recorded.items():
+def test_the_page_names_exactly_what_is_recorded(recorded_names: Names) -> None:
+    page = documented_names()
+    for kind, heading, name in NOT_RECORDED_HERE:
+        recorded_names[kind, heading].add(name)
+    assert set(page) == set(recorded_names)
+    for place, names in recorded_names.items():
         assert page[place] == names, place
 
 

@@ -44,7 +44,7 @@ EVENTS = st.one_of(
 )
 
 
-def written(path: Path, *events: wire.Event) -> Path:
+def write_events(path: Path, *events: wire.Event) -> Path:
     writer = EventWriter(path)
     for event in events:
         writer.write(event)
@@ -52,7 +52,7 @@ def written(path: Path, *events: wire.Event) -> Path:
     return path
 
 
-def read(path: Path, after: int = 0) -> list[wire.Event]:
+def read_back(path: Path, after: int = 0) -> list[wire.Event]:
     return [each.event for each in read_events(path, after)]
 
 
@@ -77,7 +77,7 @@ def test_an_incomplete_line_is_not_read_yet(events: list[wire.Event], cut: int) 
     first = read_events(path)
     assert [each.event for each in first] == events[: part.count(b"\n")]
     path.write_bytes(content)
-    rest = read(path, first[-1].cursor if first else 0)
+    rest = read_back(path, first[-1].cursor if first else 0)
     assert [each.event for each in first] + rest == events
 
 
@@ -88,8 +88,8 @@ def test_damaged_lines_and_invalid_cursors_never_raise_or_hide_later_events(
     path = Path(os.environ["TIPBENCH_HOME"]).with_name("noise.jsonl")
     lines = [event_line(event, 0) for event in events]
     path.write_bytes(noise + b"\n" + b"".join(lines))
-    assert read(path)[-len(events) :] == events if events else True
-    assert all(event in events for event in read(path, max(after, len(noise) + 1)))
+    assert read_back(path)[-len(events) :] == events if events else True
+    assert all(event in events for event in read_back(path, max(after, len(noise) + 1)))
     read_result(path)
 
 
@@ -108,11 +108,11 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 def test_a_line_over_the_size_limit_is_skipped(tmp_path: Path) -> None:
-    path = written(tmp_path / "e", wire.Message("before"))
+    path = write_events(tmp_path / "e", wire.Message("before"))
     with path.open("ab") as file:
         file.write(b"x" * (3 * MAX_LINE_BYTES) + b"\n")
-    written(path, wire.Exit(0))
-    assert read(path) == [wire.Message("before"), wire.Exit(0)]
+    write_events(path, wire.Exit(0))
+    assert read_back(path) == [wire.Message("before"), wire.Exit(0)]
 
 
 def test_texts_are_truncated_and_contain_no_login() -> None:
@@ -152,7 +152,7 @@ def test_a_line_torn_by_a_full_disk_is_skipped_and_the_next_is_read(
     writer.write(wire.Exit(1), durable=True)
     writer.close()
     writer.write(wire.Message("too late"))
-    assert read(path) == [wire.Message("first"), wire.Message("second"), wire.Exit(1)]
+    assert read_back(path) == [wire.Message("first"), wire.Message("second"), wire.Exit(1)]
 
 
 def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_several_threads_write_whole_lines(tmp_path: Path) -> None:
 def test_the_result_is_the_exit_code_and_the_failure(
     events: list[Any], ending: tuple[int, str, str] | None, tmp_path: Path
 ) -> None:
-    found = read_result(written(tmp_path / "e", *events))
+    found = read_result(write_events(tmp_path / "e", *events))
     if ending is None:
         assert found is None
     else:

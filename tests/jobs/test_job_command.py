@@ -20,7 +20,7 @@ LOCAL_SERVER = "Ollama at http://localhost:11434"
 RULES = {"with": "rules", "experiment": "tip-bench-a"}
 
 
-def parsed(words: tuple[str, ...]) -> dict[str, Any]:
+def parse_options(words: tuple[str, ...]) -> dict[str, Any]:
     """What the real command line understands."""
     path = words[:2] if words[0] == "judge" else words[:1]
     command = COMMANDS[path]
@@ -45,7 +45,7 @@ def parsed(words: tuple[str, ...]) -> dict[str, Any]:
 )
 def test_the_command_line_accepts_exactly_the_configuration(values: dict[str, Any]) -> None:
     config = make_config(values)
-    understood = parsed(command_arguments(collect_request(config)))
+    understood = parse_options(command_arguments(collect_request(config)))
     given_back = {key: understood[key] for key in CollectConfig.model_fields if understood[key] is not None}
     assert make_config(given_back) == config
 
@@ -67,7 +67,7 @@ def test_a_judge_request_becomes_its_command() -> None:
         "rejudge": False,
     }
     request = judge_request(options, ollama_url=OLLAMA)
-    understood = parsed(command_arguments(request))
+    understood = parse_options(command_arguments(request))
     assert (request.kind, request.experiment) == (JobKind.JUDGE, "tip-bench-a")
     assert (understood["with_"], understood["judge"], understood["limit"]) == (
         "command:python judge.py --all",
@@ -94,7 +94,7 @@ def test_an_invalid_judge_request_is_refused() -> None:
 def test_the_operators_program_goes_into_the_environment_and_nowhere_else() -> None:
     request = judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA, program="scribe --key hidden")
     assert request.private == {"TIPBENCH_JUDGE_COMMAND": "scribe --key hidden"}
-    assert parsed(command_arguments(request))["with_"] == "command"
+    assert parse_options(command_arguments(request))["with_"] == "command"
     assert "hidden" not in repr(request) + " ".join(command_arguments(request))
     with pytest.raises(UsageError, match="with takes"):
         judge_request({**RULES, "with": "command"}, ollama_url=OLLAMA)
@@ -113,30 +113,30 @@ def test_a_login_goes_into_the_environment_and_nowhere_else() -> None:
     assert not any(secret in words + repr(request) for secret in ("anna", "pw@", "tok"))
 
 
-def resources(**values: object) -> tuple[str, ...]:
+def resources_of(**values: object) -> tuple[str, ...]:
     return collect_request(make_config({"experiment": "tip-bench-a", **values})).resources
 
 
 def test_a_collect_needs_its_server_and_its_models_in_the_experiment() -> None:
-    assert resources(models="a:1b,b:1b") == (LOCAL_SERVER, "a:1b for tip-bench-a", "b:1b for tip-bench-a")
+    assert resources_of(models="a:1b,b:1b") == (LOCAL_SERVER, "a:1b for tip-bench-a", "b:1b for tip-bench-a")
 
 
 def test_one_server_has_one_resource_name_for_all_spellings() -> None:
-    assert resources(models="a:1b", ollama_url="http://127.0.0.1:11434/")[0] == LOCAL_SERVER
-    assert resources(models="a:1b", ollama_url="http://box")[0] == "Ollama at http://box:80"
+    assert resources_of(models="a:1b", ollama_url="http://127.0.0.1:11434/")[0] == LOCAL_SERVER
+    assert resources_of(models="a:1b", ollama_url="http://box")[0] == "Ollama at http://box:80"
 
 
 def test_the_embedded_model_excludes_itself_and_the_ollama_of_this_machine() -> None:
     embedded = "the embedded model on this machine"
-    mine = resources(models="embedded:smollm2:135m")
+    mine = resources_of(models="embedded:smollm2:135m")
     assert {embedded, LOCAL_SERVER} <= set(mine)
-    elsewhere = resources(models="embedded:smollm2:135m", ollama_url="http://box:1")
+    elsewhere = resources_of(models="embedded:smollm2:135m", ollama_url="http://box:1")
     assert embedded in elsewhere
     assert not any(name.startswith("Ollama") for name in elsewhere)
 
 
 def test_the_template_needs_no_server() -> None:
-    assert resources(models="baseline:template") == ("baseline:template for tip-bench-a",)
+    assert resources_of(models="baseline:template") == ("baseline:template for tip-bench-a",)
 
 
 def test_a_judge_needs_itself_and_the_server_only_if_it_is_a_model() -> None:

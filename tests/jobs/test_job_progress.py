@@ -12,19 +12,19 @@ from tipbench.jobs.progress import ModelProgress, Phase, Progress
 from tipbench.record import events as wire
 
 
-def cell(done: int, total: int = 3, model: str = "a:1b", **changes: float | str) -> wire.CellFinished:
+def cell_finished(done: int, total: int = 3, model: str = "a:1b", **changes: float | str) -> wire.CellFinished:
     return wire.CellFinished(model, "v1", "nurse@morning", done, total, **changes)  # type: ignore[arg-type]
 
 
-STORY: list[wire.Event] = [
+COLLECT_EVENTS: list[wire.Event] = [
     wire.Started("1.0"),
     wire.BlockStarted("a:1b", 3, 1),
-    cell(2, output_tokens=50, tokens_per_s=12.5),
-    cell(3, failed=1, failure="time-out"),
+    cell_finished(2, output_tokens=50, tokens_per_s=12.5),
+    cell_finished(3, failed=1, failure="time-out"),
     wire.BlockFinished("a:1b"),
     wire.BlockStarted("b:1b", 2),
-    cell(1, 2, "b:1b"),
-    cell(2, 2, "b:1b"),
+    cell_finished(1, 2, "b:1b"),
+    cell_finished(2, 2, "b:1b"),
     wire.BlockFinished("b:1b"),
     wire.Recording(2),
     wire.Evidence(40, 1, 0.3, 2),
@@ -36,7 +36,7 @@ STORY: list[wire.Event] = [
 def test_a_model_goes_through_loading_generating_unloading_and_empty() -> None:
     phases = []
     progress = Progress()
-    for event in STORY[:5]:
+    for event in COLLECT_EVENTS[:5]:
         progress = progress.after(event)
         phases.append([model.phase for model in progress.models])
     assert phases == [[], [Phase.LOADING], [Phase.GENERATING], [Phase.UNLOADING], [Phase.EMPTY]]
@@ -44,7 +44,7 @@ def test_a_model_goes_through_loading_generating_unloading_and_empty() -> None:
 
 
 def test_the_events_of_a_collect_end_with_its_totals() -> None:
-    progress = progress_of(STORY)
+    progress = progress_of(COLLECT_EVENTS)
     assert [model.phase for model in progress.models] == [Phase.EMPTY, Phase.EMPTY]
     assert progress.memory == wire.Evidence(40, 1, 0.3, 2)
     assert progress.collected is not None
@@ -52,7 +52,7 @@ def test_the_events_of_a_collect_end_with_its_totals() -> None:
 
 
 def test_a_model_interrupted_in_the_middle_is_stopped_and_not_empty() -> None:
-    progress = progress_of([*STORY[:3], wire.Message("a:1b unloaded"), wire.Exit(130)])
+    progress = progress_of([*COLLECT_EVENTS[:3], wire.Message("a:1b unloaded"), wire.Exit(130)])
     assert [model.phase for model in progress.models] == [Phase.STOPPED]
     assert progress.messages == (wire.Message("a:1b unloaded"),)
 
@@ -75,16 +75,16 @@ def test_judging_events_show_the_progress_of_a_judge() -> None:
     assert (progress.judging, progress.judged) == (wire.Judging("rules", 40, 0, 40), judged)
 
 
-@given(st.integers(0, len(STORY)))
+@given(st.integers(0, len(COLLECT_EVENTS)))
 def test_progress_can_be_continued_from_any_event(cut: int) -> None:
-    assert progress_of(STORY[cut:], progress_of(STORY[:cut])) == progress_of(STORY)
+    assert progress_of(COLLECT_EVENTS[cut:], progress_of(COLLECT_EVENTS[:cut])) == progress_of(COLLECT_EVENTS)
 
 
-@given(st.integers(0, len(STORY)))
+@given(st.integers(0, len(COLLECT_EVENTS)))
 def test_progress_is_plain_json_after_every_event(cut: int) -> None:
-    plain = progress_of(STORY[:cut]).to_json()
+    plain = progress_of(COLLECT_EVENTS[:cut]).to_json()
     assert json.loads(json.dumps(plain)) == plain
 
 
 def test_progress_is_complete_for_a_late_reader() -> None:
-    assert progress_of(STORY[3:4]).models[0].done == 3
+    assert progress_of(COLLECT_EVENTS[3:4]).models[0].done == 3

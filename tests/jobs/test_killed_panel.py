@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from support.job_processes import kill_jobs
+from support.job_processes import kill_jobs, wait_for_job
 from support.scripted_ollama import Fault, ScriptedOllama
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import ENDED, Job, JobState
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.process
 CELLS = 6
 
 
-class Panels:
-    """Supervising processes of one home."""
+class SupervisorProcesses:
+    """The supervisor processes of one home."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -51,7 +51,7 @@ class Panels:
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the panel and its session, but not its jobs."""
+        """Kill the supervisor and its session, but not its jobs."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -64,8 +64,8 @@ class Panels:
 
 
 @pytest.fixture
-def panels(home: Path) -> Iterator[Panels]:
-    opened = Panels(home)
+def supervisors(home: Path) -> Iterator[SupervisorProcesses]:
+    opened = SupervisorProcesses(home)
     yield opened
     opened.close()
 
@@ -91,82 +91,76 @@ def submit(store: JobStore, experiment: str, mlflow_url: str, **changes: Any) ->
     return store.add(collect_request(make_config(values))).job
 
 
-def until(store: JobStore, job: Job, wanted: Callable[[Job], bool], wait_s: float = 120) -> Job:
-    deadline = time.monotonic() + wait_s
-    while not wanted(now := store.get(job.id)):
-        assert time.monotonic() < deadline, now
-        time.sleep(0.02)
-    return now
-
-
-def events_of(home: Path, job: Job, kind: type[Any]) -> list[Any]:
+def read_job_events(home: Path, job: Job, kind: type[Any]) -> list[Any]:
     return [each.event for each in LocalRunner(home).events(job, limit=10_000) if isinstance(each.event, kind)]
 
 
 def test_a_job_outlives_its_panel_and_the_next_one_finds_it(
-    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+    supervisors: SupervisorProcesses, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(script=[Fault("hold", calls=(3,))]) as server:
         job = submit(store, "outlives", mlflow_url, models="alpha:135m", ollama_url=server.url)
-        panel = panels.start_and_lead()
-        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 3)
-        panels.kill(panel)
+        leader = supervisors.start_and_lead()
+        wait_for_job(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 3)
+        supervisors.kill(leader)
         assert store.get(job.id).state is JobState.RUNNING
         server.clear_faults()
-        until(store, job, lambda _: bool(events_of(home, job, wire.Exit)))  # it continues without a supervisor
-        panels.start_and_lead()
-        done = until(store, job, lambda job: job.state in ENDED)
+        wait_for_job(
+            store, job, lambda _: bool(read_job_events(home, job, wire.Exit))
+        )  # it continues without a supervisor
+        supervisors.start_and_lead()
+        done = wait_for_job(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.SUCCEEDED, 0)
         assert len(server.log.calls()) == CELLS
-    assert len(events_of(home, job, wire.Started)) == 1
-    assert [cell.done for cell in events_of(home, job, wire.CellFinished)] == list(range(1, CELLS + 1))
+    assert len(read_job_events(home, job, wire.Started)) == 1
+    assert [cell.done for cell in read_job_events(home, job, wire.CellFinished)] == list(range(1, CELLS + 1))
     assert done.links["mlflow"].startswith(mlflow_url)
 
 
 def test_panels_killed_at_seeded_moments_start_every_job_once(
-    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+    supervisors: SupervisorProcesses, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     rng = random.Random(7)
     jobs = [submit(store, f"random-{number}", mlflow_url, n_scenarios=1) for number in range(3)]
     for _ in range(4):
-        panel = panels.start_and_lead()
+        leader = supervisors.start_and_lead()
         time.sleep(rng.uniform(0.0, 0.35))
-        panels.kill(panel)
+        supervisors.kill(leader)
     deadline = time.monotonic() + 120
-    while any(events_of(home, job, wire.Started) and not events_of(home, job, wire.Exit) for job in jobs):
+    while any(read_job_events(home, job, wire.Started) and not read_job_events(home, job, wire.Exit) for job in jobs):
         assert time.monotonic() < deadline  # what ends while no panel supervises is known to the next one
         time.sleep(0.05)
-    panels.start_and_lead()
+    supervisors.start_and_lead()
     for job in jobs:
-        done = until(store, job, lambda job: job.state in ENDED or job.state is JobState.LOST)
+        done = wait_for_job(store, job, lambda job: job.state in ENDED or job.state is JobState.LOST)
         assert done.state is JobState.SUCCEEDED, done.reason
-        assert len(events_of(home, job, wire.Started)) == 1
-        assert sum(cell.failure is None for cell in events_of(home, job, wire.CellFinished)) == 1
+        assert len(read_job_events(home, job, wire.Started)) == 1
+        assert sum(cell.failure is None for cell in read_job_events(home, job, wire.CellFinished)) == 1
 
 
 def test_two_panels_at_once_start_every_job_once_and_one_takes_over(
-    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+    supervisors: SupervisorProcesses, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
-    first, _second = panels.start_and_lead(), panels.start()
+    first, _second = supervisors.start_and_lead(), supervisors.start()
     jobs = [submit(store, f"two-{number}", mlflow_url) for number in range(2)]
-    until(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
-    panels.kill(first)
+    wait_for_job(store, jobs[0], lambda job: job.state is not JobState.QUEUED)
+    supervisors.kill(first)
     jobs.append(submit(store, "two-later", mlflow_url))
     for job in jobs:
-        assert until(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
-        assert len(events_of(home, job, wire.Started)) == 1
+        assert wait_for_job(store, job, lambda job: job.state in ENDED).state is JobState.SUCCEEDED
+        assert len(read_job_events(home, job, wire.Started)) == 1
 
 
 def test_a_cancel_given_while_no_panel_runs_is_carried_out_by_the_next(
-    panels: Panels, store: JobStore, home: Path, mlflow_url: str
+    supervisors: SupervisorProcesses, store: JobStore, home: Path, mlflow_url: str
 ) -> None:
     with ScriptedOllama(script=[Fault("hold", calls=(2,))]) as server:
         job = submit(store, "cancel-later", mlflow_url, models="alpha:135m", ollama_url=server.url)
-        panel = panels.start_and_lead()
-        until(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 2)
-        panels.kill(panel)
+        leader = supervisors.start_and_lead()
+        wait_for_job(store, job, lambda job: job.state is JobState.RUNNING and len(server.log.calls()) == 2)
+        supervisors.kill(leader)
         assert store.request_cancel(job.id).state is JobState.RUNNING
-        panels.start_and_lead()
-        done = until(store, job, lambda job: job.state in ENDED)
+        supervisors.start_and_lead()
+        done = wait_for_job(store, job, lambda job: job.state in ENDED)
         assert (done.state, done.exit_code) == (JobState.CANCELLED, 130)
         assert not server.resident

@@ -47,29 +47,29 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def here(pid: int) -> Process:
+def process_of(pid: int) -> Process:
     return Process(pid, process_start(pid) or "", os.uname().nodename)
 
 
-def accepted(home: Path, **values: Any) -> Job:
+def add_job(home: Path, **values: Any) -> Job:
     with JobStore(home / "jobs" / "jobs.db") as store:
         return store.add(collect_request(make_config({"models": "baseline:template", **values})))[0]
 
 
 @pytest.mark.process
 def test_a_process_is_identified_by_its_start_time_and_not_only_its_pid(sleeper: subprocess.Popen[bytes]) -> None:
-    process = here(sleeper.pid)
+    process = process_of(sleeper.pid)
     assert is_alive(process)
-    assert not is_alive(replace(process, start=here(os.getpid()).start))
+    assert not is_alive(replace(process, start=process_of(os.getpid()).start))
     assert not is_alive(replace(process, host="another-box"))
-    assert is_alive(here(os.getpid()))
+    assert is_alive(process_of(os.getpid()))
 
 
 def test_a_job_that_succeeds_without_a_refused_model_names_it(home: Path) -> None:
-    job = accepted(home)
+    job = add_job(home)
     folder = JobFolder(home / "jobs", job.id)
     folder.make()
-    folder.save_process(replace(here(os.getpid()), start="ended"))
+    folder.save_process(replace(process_of(os.getpid()), start="ended"))
     writer = EventWriter(folder.events_file)
     writer.write(Collected("tip-bench-x", 2, 0, 2, 0, refused=("big:9b has 9.00B parameters.",)))
     writer.write(Exit(0))
@@ -80,10 +80,10 @@ def test_a_job_that_succeeds_without_a_refused_model_names_it(home: Path) -> Non
 
 
 def test_a_job_of_another_host_is_lost(home: Path) -> None:
-    job = accepted(home)
+    job = add_job(home)
     folder = JobFolder(home / "jobs", job.id)
     folder.make()
-    folder.save_process(replace(here(os.getpid()), host="another-box"))
+    folder.save_process(replace(process_of(os.getpid()), host="another-box"))
     cancelled = replace(job, cancel_requested=1.0)
     LocalRunner(home).cancel(cancelled)
     seen = LocalRunner(home).observe(cancelled)
@@ -94,7 +94,7 @@ def test_a_job_of_another_host_is_lost(home: Path) -> None:
 @pytest.mark.process
 def test_a_zombie_process_is_not_alive() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    known = here(process.pid)
+    known = process_of(process.pid)
     assert is_alive(known)
     os.kill(process.pid, signal.SIGKILL)
     assert eventually(lambda: not is_alive(known))
@@ -107,7 +107,7 @@ def test_a_system_without_proc_uses_ps(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(local, "_PROC", tmp_path / "no-proc")
-    known = here(sleeper.pid)
+    known = process_of(sleeper.pid)
     assert known.start
     assert is_alive(known)
     assert process_start(2**22 + 1) is None
@@ -125,7 +125,7 @@ def test_descendant_processes_are_found_in_any_process_group(sleeper: subprocess
 @pytest.mark.process
 def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: Path, mlflow_url: str) -> None:
     with ScriptedOllama(call_s=5) as server:
-        job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url)
+        job = add_job(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url)
         now = [1000.0]
         runner = LocalRunner(home, grace_s=20, clock=lambda: now[0])
         runner.start(job)
@@ -146,7 +146,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         assert runner.observe(job).state is JobState.LOST, "without a request to cancel it counts as lost"
 
 
-def opened_by(pid: int) -> set[str]:
+def open_files_of(pid: int) -> set[str]:
     """The files of a process; it may close some while we look."""
     opened = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -159,12 +159,12 @@ def opened_by(pid: int) -> set[str]:
 def test_the_command_leads_a_new_session_and_inherits_no_open_file(home: Path, mlflow_url: str, tmp_path: Path) -> None:
     with ScriptedOllama(call_s=1) as server, (tmp_path / "ours").open("wb") as ours:
         os.set_inheritable(ours.fileno(), True)
-        job = accepted(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url, n_scenarios=1)
+        job = add_job(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url, n_scenarios=1)
         LocalRunner(home).start(job)
         process = JobFolder(home / "jobs", job.id).process
         assert process is not None
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
-        assert str(tmp_path / "ours") not in opened_by(process.pid)
+        assert str(tmp_path / "ours") not in open_files_of(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         assert eventually(lambda: not is_alive(process))
 
@@ -178,7 +178,7 @@ def test_the_command_gets_the_panels_settings_but_not_its_secrets(home: Path) ->
         "MLFLOW_TRACKING_TOKEN": "needed",
         "TIPBENCH_SEED": "7",
     }
-    job = accepted(home, mlflow_url="http://anna:login-secret@127.0.0.1:9", server_wait_s=20)
+    job = add_job(home, mlflow_url="http://anna:login-secret@127.0.0.1:9", server_wait_s=20)
     runner = LocalRunner(home, environment=environment)
     runner.start(job)
     process = JobFolder(home / "jobs", job.id).process
@@ -196,7 +196,7 @@ def test_the_command_gets_the_panels_settings_but_not_its_secrets(home: Path) ->
 
 
 def test_a_command_that_cannot_be_started_gives_the_reason(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = accepted(home)
+    job = add_job(home)
     monkeypatch.setattr(sys, "executable", str(home / "nosuch-python"))
     with pytest.raises(JobStartError, match="nosuch-python"):
         LocalRunner(home).start(job)
@@ -206,7 +206,7 @@ def test_a_command_that_cannot_be_started_gives_the_reason(home: Path, monkeypat
 
 
 def test_a_folder_that_cannot_be_written_is_reported_in_a_sentence(home: Path) -> None:
-    job = accepted(home)
+    job = add_job(home)
     (home / "jobs" / job.id).write_text("a file in its place")
     with pytest.raises(UsageError, match="cannot be created"):
         LocalRunner(home).start(job)

@@ -39,21 +39,21 @@ def runner() -> CountingRunner:
     return CountingRunner()
 
 
-def last(snapshot: ProgressSnapshot) -> str:
+def last_message(snapshot: ProgressSnapshot) -> str:
     return snapshot.progress.messages[-1].text if snapshot.progress.messages else ""
 
 
 def test_every_event_is_applied_once(runner: CountingRunner) -> None:
     cache = ProgressCache(lambda _job: runner)
-    assert (cache.current(JOB).cursor, last(cache.current(JOB))) == (12_000, "line 1200")
+    assert (cache.current(JOB).cursor, last_message(cache.current(JOB))) == (12_000, "line 1200")
     runner.lines = 1203
-    assert last(cache.current(JOB)) == "line 1203"
+    assert last_message(cache.current(JOB)) == "line 1203"
     assert runner.returned == 1203
 
 
 def test_progress_at_an_earlier_cursor_is_returned(runner: CountingRunner) -> None:
     cache = ProgressCache(lambda _job: runner)
-    assert [last(cache.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
+    assert [last_message(cache.at(JOB, cursor)) for cursor in (0, 9, 10, 6_005, 12_000, 10**9)] == [
         *("", "", "line 1", "line 600", "line 1200", "line 1200")
     ]
 
@@ -62,7 +62,7 @@ def test_the_cached_progress_is_returned_while_the_runner_is_unavailable(runner:
     cache = ProgressCache(lambda _job: runner)
     cache.current(JOB)
     runner.unavailable = True
-    assert last(cache.current(JOB)) == "line 1200"
+    assert last_message(cache.current(JOB)) == "line 1200"
     assert ProgressCache(lambda _job: runner).current(JOB) == ProgressSnapshot()
 
 
@@ -74,7 +74,7 @@ def test_concurrent_readers_get_the_same_progress(runner: CountingRunner) -> Non
     for thread in threads:
         thread.join(30)
     assert len(seen) == 8
-    assert len(set(map(last, seen))) == 1
+    assert len(set(map(last_message, seen))) == 1
 
 
 def test_memory_is_bounded(runner: CountingRunner) -> None:

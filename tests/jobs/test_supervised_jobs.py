@@ -1,11 +1,10 @@
-"""The whole of it in one process: queue, supervisor, real commands, a scripted Ollama and MLflow."""
+"""Queue, supervisor and real commands together, on a scripted Ollama and MLflow."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from support.job_processes import kill_jobs
+from support.job_processes import kill_jobs, wait_for_job
 from support.scripted_ollama import Fault, ScriptedOllama
 from support.scripted_runner import progress_of
 from tipbench.jobs.command import collect_request
@@ -33,8 +32,8 @@ CELLS = 4
 
 
 @dataclass
-class Panel:
-    """What a panel process holds."""
+class SupervisedJobs:
+    """The jobs of one home, with a supervisor that runs in the test's process."""
 
     home: Path
     store: JobStore
@@ -56,15 +55,11 @@ class Panel:
         }
         return self.store.add(collect_request(make_config(values))).job
 
-    def until(self, job: Job, wanted: Callable[[Job], bool]) -> Job:
-        deadline = time.monotonic() + 120
-        while not wanted(now := self.store.get(job.id)):
-            assert time.monotonic() < deadline, (now, self.runner.log(job).text)
-            time.sleep(0.02)
-        return now
+    def wait_until(self, job: Job, is_reached: Callable[[Job], bool]) -> Job:
+        return wait_for_job(self.store, job, is_reached)
 
-    def ended(self, job: Job) -> Job:
-        return self.until(job, lambda job: job.state in ENDED)
+    def wait_for_end(self, job: Job) -> Job:
+        return self.wait_until(job, lambda job: job.state in ENDED)
 
     def cells(self, job: Job) -> int:
         return sum(isinstance(each.event, wire.CellFinished) for each in self.runner.events(job))
@@ -80,62 +75,62 @@ class Panel:
 
 
 @pytest.fixture
-def panel(home: Path, mlflow_url: str) -> Iterator[Panel]:
+def jobs(home: Path, mlflow_url: str) -> Iterator[SupervisedJobs]:
     runner = LocalRunner(home, grace_s=30)
     with (
         ScriptedOllama(["alpha:135m", "beta:135m"]) as server,
         JobStore(home / "jobs" / "jobs.db") as store,
     ):
         with Supervisor(store, {"local": runner}, home / "jobs" / "supervisor.lock", tick_s=0.05):
-            yield Panel(home, store, runner, mlflow_url, server)
+            yield SupervisedJobs(home, store, runner, mlflow_url, server)
         kill_jobs(store, home)
 
 
-def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(panel: Panel) -> None:
-    panel.hold_call(1)
-    first = panel.submit("turns-1", n_scenarios=2)
-    second = panel.submit("turns-2", models="beta:135m", n_scenarios=1)
-    third = panel.submit("turns-3", models="alpha:135m,beta:135m", n_scenarios=1)
-    panel.until(first, lambda job: job.state is JobState.RUNNING)
-    assert queue_positions(panel.store.in_states({JobState.QUEUED})) == {second.id: 1, third.id: 2}
-    panel.server.clear_faults()
-    done = [panel.ended(job) for job in (first, second, third)]
+def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(jobs: SupervisedJobs) -> None:
+    jobs.hold_call(1)
+    first = jobs.submit("turns-1", n_scenarios=2)
+    second = jobs.submit("turns-2", models="beta:135m", n_scenarios=1)
+    third = jobs.submit("turns-3", models="alpha:135m,beta:135m", n_scenarios=1)
+    jobs.wait_until(first, lambda job: job.state is JobState.RUNNING)
+    assert queue_positions(jobs.store.in_states({JobState.QUEUED})) == {second.id: 1, third.id: 2}
+    jobs.server.clear_faults()
+    done = [jobs.wait_for_end(job) for job in (first, second, third)]
     assert [job.state for job in done] == [JobState.SUCCEEDED] * 3
     for earlier, later in itertools.pairwise(done):
-        assert earlier.ended is not None
+        assert earlier.wait_for_end is not None
         assert later.started is not None
-        assert earlier.ended <= later.started
-    assert panel.server.log.max_resident == 1
-    seen = progress_of(each.event for each in panel.runner.events(third))
-    assert [(model.phase, model.done, model.total) for model in seen.models] == [(Phase.EMPTY, 1, 1)] * 2
+        assert earlier.wait_for_end <= later.started
+    assert jobs.server.log.max_resident == 1
+    progress = progress_of(each.event for each in jobs.runner.events(third))
+    assert [(model.phase, model.done, model.total) for model in progress.models] == [(Phase.EMPTY, 1, 1)] * 2
 
 
-def test_a_cancelled_job_makes_room_for_the_next(panel: Panel) -> None:
-    panel.hold_call(2)
-    first, second = panel.submit("room-1"), panel.submit("room-2", models="beta:135m", n_scenarios=1)
-    panel.until(first, lambda job: panel.cells(job) == 1)
-    panel.store.request_cancel(first.id)
-    assert panel.ended(first).state is JobState.CANCELLED
-    assert panel.ended(second).state is JobState.SUCCEEDED
-    assert panel.server.log.max_resident == 1
-    seen = progress_of(each.event for each in panel.runner.events(first))
-    assert [model.phase for model in seen.models] == [Phase.STOPPED]
-    assert "alpha:135m unloaded" in [message.text for message in seen.messages]
+def test_a_cancelled_job_makes_room_for_the_next(jobs: SupervisedJobs) -> None:
+    jobs.hold_call(2)
+    first, second = jobs.submit("room-1"), jobs.submit("room-2", models="beta:135m", n_scenarios=1)
+    jobs.wait_until(first, lambda job: jobs.cells(job) == 1)
+    jobs.store.request_cancel(first.id)
+    assert jobs.wait_for_end(first).state is JobState.CANCELLED
+    assert jobs.wait_for_end(second).state is JobState.SUCCEEDED
+    assert jobs.server.log.max_resident == 1
+    progress = progress_of(each.event for each in jobs.runner.events(first))
+    assert [model.phase for model in progress.models] == [Phase.STOPPED]
+    assert "alpha:135m unloaded" in [message.text for message in progress.messages]
 
 
-def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(panel: Panel) -> None:
-    panel.hold_call(3)
-    job = panel.submit("killed")
-    panel.until(job, lambda job: job.state is JobState.RUNNING and panel.cells(job) == 2)
-    os.killpg(panel.pid(job), signal.SIGKILL)
-    lost = panel.until(job, lambda job: job.state is not JobState.RUNNING)
+def test_a_killed_job_is_lost_and_its_retry_does_only_what_is_missing(jobs: SupervisedJobs) -> None:
+    jobs.hold_call(3)
+    job = jobs.submit("killed")
+    jobs.wait_until(job, lambda job: job.state is JobState.RUNNING and jobs.cells(job) == 2)
+    os.killpg(jobs.pid(job), signal.SIGKILL)
+    lost = jobs.wait_until(job, lambda job: job.state is not JobState.RUNNING)
     assert (lost.state, lost.exit_code) == (JobState.LOST, None)
-    again = retry(panel.store, job.id).job
-    done = panel.ended(again)
+    again = retry(jobs.store, job.id).job
+    done = jobs.wait_for_end(again)
     assert (done.state, done.retry_of) == (JobState.SUCCEEDED, job.id)
-    summary = progress_of(each.event for each in panel.runner.events(again)).collected
+    summary = progress_of(each.event for each in jobs.runner.events(again)).collected
     assert summary is not None
     assert (summary.recorded_before, summary.generated) == (2, CELLS - 2)
-    assert panel.store.get(job.id).state is JobState.LOST
-    panel.store.request_cancel(job.id)
-    assert panel.ended(job).state is JobState.CANCELLED
+    assert jobs.store.get(job.id).state is JobState.LOST
+    jobs.store.request_cancel(job.id)
+    assert jobs.wait_for_end(job).state is JobState.CANCELLED

@@ -28,24 +28,24 @@ class ScriptedRunner:
     started: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
-    seen: dict[str, JobStatus] = field(default_factory=dict)
-    trouble: Exception | None = None
+    statuses: dict[str, JobStatus] = field(default_factory=dict)
+    error: Exception | None = None
 
     def start(self, job: Job) -> None:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
         if job.id not in self.started:
             self.started.append(job.id)
-            self.seen.setdefault(job.id, JobStatus(JobState.RUNNING))
+            self.statuses.setdefault(job.id, JobStatus(JobState.RUNNING))
 
     def observe(self, job: Job) -> JobStatus:
-        if self.trouble is not None:
-            raise self.trouble
-        return self.seen.get(job.id, JobStatus(JobState.LOST, reason="unknown job"))
+        if self.error is not None:
+            raise self.error
+        return self.statuses.get(job.id, JobStatus(JobState.LOST, reason="unknown job"))
 
     def cancel(self, job: Job) -> None:
         self.cancelled.append(job.id)
-        self.seen[job.id] = JobStatus(JobState.CANCELLED, 130)
+        self.statuses[job.id] = JobStatus(JobState.CANCELLED, 130)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:  # noqa: ARG002
         return []
@@ -54,8 +54,8 @@ class ScriptedRunner:
         return LogTail("", 0, cut=False)
 
     def forget(self, job: Job) -> None:
-        if self.trouble is not None:
-            raise self.trouble
+        if self.error is not None:
+            raise self.error
         self.forgotten.append(job.id)
 
 
@@ -73,7 +73,7 @@ class Queue:
 
     def observe_as(self, job: Job, state: JobState, code: int | None = None, reason: str = "") -> Job:
         """Set the runner's status of a job, then process the queue."""
-        self.runner.seen[job.id] = JobStatus(state, code, reason)
+        self.runner.statuses[job.id] = JobStatus(state, code, reason)
         return self.tick(job)
 
     def tick(self, job: Job) -> Job:
@@ -156,18 +156,18 @@ def test_a_job_waiting_for_a_judge_frees_its_place(queue: Queue) -> None:
 
 def test_a_runner_that_is_unavailable_makes_its_jobs_lost_until_it_is_back(queue: Queue) -> None:
     job = queue.tick(queue.submit(ONE))
-    queue.runner.trouble = ServerUnavailable("Airflow does not answer")
+    queue.runner.error = ServerUnavailable("Airflow does not answer")
     lost = queue.tick(job)
     assert (lost.state, lost.reason) == (JobState.LOST, "Airflow does not answer")
-    queue.runner.trouble = None
+    queue.runner.error = None
     assert queue.tick(job).state is JobState.RUNNING
 
 
 def test_a_job_whose_runner_is_unavailable_stays_queued_with_a_reason(queue: Queue) -> None:
-    queue.runner.trouble = ServerUnavailable("Airflow does not answer")
+    queue.runner.error = ServerUnavailable("Airflow does not answer")
     job = queue.tick(queue.submit(ONE))
     assert (job.state, job.reason) == (JobState.QUEUED, "Airflow does not answer")
-    queue.runner.trouble = None
+    queue.runner.error = None
     assert queue.tick(job).state is JobState.RUNNING
 
 
@@ -178,18 +178,18 @@ def test_a_job_of_a_runner_that_is_not_configured_waits_and_reports_it(queue: Qu
 
 
 def test_a_job_that_cannot_be_started_has_failed(queue: Queue) -> None:
-    queue.runner.trouble = JobStartError("no such program")
+    queue.runner.error = JobStartError("no such program")
     job = queue.tick(queue.submit(ONE))
     assert (job.state, job.reason) == (JobState.FAILED, "no such program")
 
 
 def test_an_exception_at_one_job_does_not_block_the_others(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     broken = queue.tick(queue.submit(ONE))
-    queue.runner.trouble = ZeroDivisionError()
+    queue.runner.error = ZeroDivisionError()
     with caplog.at_level(logging.ERROR):
         assert queue.tick(broken).state is JobState.RUNNING
     assert broken.id in caplog.text
-    queue.runner.trouble = None
+    queue.runner.error = None
     assert queue.observe_as(broken, JobState.SUCCEEDED, 0).state is JobState.SUCCEEDED
 
 
@@ -241,15 +241,15 @@ def test_of_two_supervisors_one_leads_and_the_other_takes_over(queue: Queue, tmp
         assert other.tick() is False
         assert not other.holds_lock
         queue.supervisor.close()
-        other_runner.seen[job.id] = JobStatus(JobState.SUCCEEDED, 0)
+        other_runner.statuses[job.id] = JobStatus(JobState.SUCCEEDED, 0)
         assert other.tick() is True
         assert store.get(job.id).state is JobState.SUCCEEDED
         other.close()
 
 
 @pytest.fixture
-def expiring(tmp_path: Path) -> Iterator[tuple[Queue, list[float]]]:
-    """A driver that deletes jobs a day after their end, and its clock."""
+def expiring_queue(tmp_path: Path) -> Iterator[tuple[Queue, list[float]]]:
+    """A queue that deletes jobs a day after their end, and its clock."""
     runner, now = ScriptedRunner(), [1_000_000.0]
     with JobStore(tmp_path / "jobs.db", clock=lambda: now[0]) as store:
         supervisor = Supervisor(store, {"local": runner}, tmp_path / "lock", keep_s=86_400)
@@ -257,8 +257,8 @@ def expiring(tmp_path: Path) -> Iterator[tuple[Queue, list[float]]]:
         supervisor.close()
 
 
-def ended_long_ago(expiring: tuple[Queue, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
-    queue, now = expiring
+def jobs_ended_long_ago(expiring_queue: tuple[Queue, list[float]], number: int = 1, runner: str = "local") -> list[Job]:
+    queue, now = expiring_queue
     jobs = [queue.submit(runner=runner) for _ in range(number)]
     for job in jobs:
         queue.store.move(job.id, JobState.QUEUED, JobState.RUNNING)
@@ -267,9 +267,9 @@ def ended_long_ago(expiring: tuple[Queue, list[float]], number: int = 1, runner:
     return jobs
 
 
-def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(expiring: tuple[Queue, list[float]]) -> None:
-    queue, _ = expiring
-    jobs = ended_long_ago(expiring, 120)
+def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(expiring_queue: tuple[Queue, list[float]]) -> None:
+    queue, _ = expiring_queue
+    jobs = jobs_ended_long_ago(expiring_queue, 120)
     for _ in range(3):  # some at a time
         queue.supervisor.tick()
     assert sorted(queue.runner.forgotten) == sorted(job.id for job in jobs)
@@ -277,12 +277,12 @@ def test_jobs_that_ended_long_ago_are_deleted_by_runner_and_store(expiring: tupl
 
 
 def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
-    expiring: tuple[Queue, list[float]], monkeypatch: pytest.MonkeyPatch
+    expiring_queue: tuple[Queue, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, now = expiring
+    queue, now = expiring_queue
     monotonic = [1e6]
     monkeypatch.setattr("tipbench.jobs.supervisor.time.monotonic", lambda: monotonic[0])
-    ended_long_ago(expiring)
+    jobs_ended_long_ago(expiring_queue)
     now[0] += 100 * 86_400
     for _ in range(23):
         queue.supervisor.tick()
@@ -294,9 +294,9 @@ def test_a_clock_100_days_ahead_deletes_no_job_until_it_has_stayed_so_for_a_day(
     assert len(queue.runner.forgotten) == 1
 
 
-def test_a_job_that_has_just_ended_is_kept(expiring: tuple[Queue, list[float]]) -> None:
-    queue, now = expiring
-    ended_long_ago(expiring)
+def test_a_job_that_has_just_ended_is_kept(expiring_queue: tuple[Queue, list[float]]) -> None:
+    queue, now = expiring_queue
+    jobs_ended_long_ago(expiring_queue)
     now[0] -= 80_000
     queue.supervisor.tick()
     assert queue.runner.forgotten == []
@@ -304,19 +304,19 @@ def test_a_job_that_has_just_ended_is_kept(expiring: tuple[Queue, list[float]]) 
 
 
 def test_a_job_whose_runner_cannot_delete_it_yet_is_kept(
-    expiring: tuple[Queue, list[float]], caplog: pytest.LogCaptureFixture
+    expiring_queue: tuple[Queue, list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue, _ = expiring
-    (job,) = ended_long_ago(expiring)
-    queue.runner.trouble = TipbenchError("its process is still running")
+    queue, _ = expiring_queue
+    (job,) = jobs_ended_long_ago(expiring_queue)
+    queue.runner.error = TipbenchError("its process is still running")
     queue.supervisor.tick()
     assert queue.store.get(job.id).state is JobState.SUCCEEDED
     assert "its process is still running" in caplog.text
 
 
-def test_a_job_of_a_removed_runner_is_deleted(expiring: tuple[Queue, list[float]]) -> None:
-    queue, _ = expiring
-    ended_long_ago(expiring, runner="airflow")
+def test_a_job_of_a_removed_runner_is_deleted(expiring_queue: tuple[Queue, list[float]]) -> None:
+    queue, _ = expiring_queue
+    jobs_ended_long_ago(expiring_queue, runner="airflow")
     queue.supervisor.tick()
     assert queue.store.page().items == ()
 
@@ -348,7 +348,7 @@ def test_a_supervisor_on_its_thread_can_be_woken_and_closed(queue: Queue) -> Non
 RESOURCES = st.lists(st.sampled_from("abcd"), max_size=2, unique=True).map(tuple)
 
 
-def a_job(number: int, resources: tuple[str, ...]) -> Job:
+def queued_job(number: int, resources: tuple[str, ...]) -> Job:
     return Job(
         JobKind.COLLECT, "tip-bench-a", {}, resources=resources, id=str(number), state=JobState.QUEUED, created=0
     )
@@ -358,8 +358,8 @@ def a_job(number: int, resources: tuple[str, ...]) -> Job:
 def test_no_resource_is_shared_and_jobs_start_in_order(
     needs: list[tuple[str, ...]], held: list[str], most: int
 ) -> None:
-    queued = [a_job(number, resources) for number, resources in enumerate(needs)]
-    running = [replace(a_job(100 + number, (name,)), state=JobState.RUNNING) for number, name in enumerate(held)]
+    queued = [queued_job(number, resources) for number, resources in enumerate(needs)]
+    running = [replace(queued_job(100 + number, (name,)), state=JobState.RUNNING) for number, name in enumerate(held)]
     chosen = startable(queued, running, most)
     used = [resource for job in [*running, *chosen] for resource in job.resources]
     assert len(used) == len(set(used))

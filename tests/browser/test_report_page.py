@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.boards import HOSTILE, TWELVE, answers, board, judging
+from support.boards import HOSTILE, PAIRS, answers, board, judging
 from tipbench.charts import DARK, LIGHT
 from tipbench.compare.html import html_report
 from tipbench.compare.matrix import Pair
@@ -49,7 +49,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     hostile = [*(Pair(name, "v1") for name in HOSTILE), Pair(LONG, "v2-mentor"), Pair(LONG + "2", "v" * 90)]
     boards = {
         "plain": board(),
-        "gap": board(missing=lambda pair, scenario: pair == TWELVE[6] and scenario.startswith("nurse")),
+        "gap": board(missing=lambda pair, scenario: pair == PAIRS[6] and scenario.startswith("nurse")),
         "hostile": board(hostile),
     }
     files = {}

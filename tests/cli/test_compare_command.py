@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from invoke_command import CommandResult, invoke, usage_error
 
-from support.boards import HOSTILE, TWELVE, board
+from support.boards import HOSTILE, PAIRS, board
 from support.judged import judge_at
 from support.judging import SheetDriver, fill, items_of, record_cells
 from support.mlflow_server import free_port
@@ -364,7 +364,7 @@ def test_a_narrow_terminal_keeps_the_columns_that_matter_and_folds_no_name(
     assert max(map(len, table)) <= 80
     assert len(table) == 2 + 12, "no row takes two lines"
     assert re.split(r"\s{2,}", table[0].strip())[:5] == ["rank", "model", "prompt", "composite", "standing"]
-    for pair in TWELVE:
+    for pair in PAIRS:
         assert any(f" {pair.model} " in line and f" {pair.prompt} " in line for line in table)
     assert re.search("too narrow for .*to leader, p, usable", printed.err)
     assert "--format csv has all columns" in printed.err

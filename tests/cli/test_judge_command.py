@@ -18,7 +18,7 @@ import pytest
 from invoke_command import CommandResult, invoke, usage_error
 from typer.testing import CliRunner
 
-from support.judging import SheetDriver, always, by_hand, fill, fill_csv, items_of, record_cells
+from support.judging import SheetDriver, always, fill, fill_csv, items_of, metrics_of, record_cells
 from support.mlflow_server import free_port
 from tipbench.cli.main import app
 from tipbench.files import ResourceLock
@@ -297,7 +297,7 @@ def test_a_spreadsheet_is_exported_and_applied(cli: JudgeCli) -> None:
     assert (result.code, result.json["unfinished"]) == (0, 0), result
     metrics = {run_id: run.metrics["composite"] for run_id, run in cli.driver.cells().items()}
     for run_id, item in items_of(raw, judging).items():
-        assert metrics[run_id] == pytest.approx(by_hand(item)["composite"])
+        assert metrics[run_id] == pytest.approx(metrics_of(item)["composite"])
 
 
 def test_a_judge_may_have_any_printable_name(cli: JudgeCli) -> None:

@@ -9,7 +9,7 @@ import pytest
 from invoke_command import invoke
 
 from support.mlflow_server import free_port
-from support.requests import planned
+from support.requests import planned_cells
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.generate.template import TemplateEngine
 from tipbench.http import canonical_url
@@ -52,7 +52,7 @@ def test_a_plan_needs_no_ollama_for_models_without_it() -> None:
 
 
 def test_a_plan_counts_journal_entries_as_done(home: Path, mlflow_url: str) -> None:
-    cells = planned("baseline:template", TemplateEngine().facts("baseline:template").digest)
+    cells = planned_cells("baseline:template", TemplateEngine().facts("baseline:template").digest)
     journal = Journal(journal_folder(home, canonical_url(mlflow_url), "tip-bench-waiting"))
     journal.append([finished_run(cell.key) for cell in cells[:3]])
     journal.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.boards import HOSTILE, TWELVE, board
+from support.boards import HOSTILE, PAIRS, board
 from tipbench.charts import DARK, LIGHT, save_chart, to_svg
 from tipbench.compare.charts import (
     MEAN,
@@ -108,13 +108,13 @@ def test_the_shading_ends_where_rows_are_separated() -> None:
 
 
 def test_a_decided_board_shades_nothing() -> None:
-    leaderboard = board(TWELVE[:2], lead=4, noise=0.3)
+    leaderboard = board(PAIRS[:2], lead=4, noise=0.3)
     assert leaderboard.ranking.decided
     assert not any(row["top"] for row in forest_rows(leaderboard))
 
 
 def test_unjudged_rows_are_named_without_a_point() -> None:
-    leaderboard = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
+    leaderboard = board(PAIRS[:3], missing=lambda _pair, _scenario: True)
     rows = forest_rows(leaderboard)
     assert [row["value"] for row in rows] == ["not judged"] * 3
     assert to_svg(forest(leaderboard)).count(">not judged<") == 3
@@ -123,7 +123,7 @@ def test_unjudged_rows_are_named_without_a_point() -> None:
 
 
 def test_one_scenario_gives_a_dot_and_no_interval() -> None:
-    leaderboard = board(TWELVE[:2], n=1)
+    leaderboard = board(PAIRS[:2], n=1)
     assert all(row["low"] is None and "no interval" in row["value"] for row in forest_rows(leaderboard))
     assert to_svg(forest(leaderboard))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.judged import scored
+from support.judged import cells_of
 from tipbench.compare.card import SummaryCard, summary_card
 from tipbench.compare.cells import Coverage
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, ModelSize, make_board
@@ -23,7 +23,7 @@ EVEN = [value + (1.0, -1.1)[at % 2] for at, value in enumerate(GOOD)]
 
 
 def card(columns: Mapping[Pair, Sequence[float | None]], **changes: Any) -> SummaryCard:
-    cells = scored(columns, **changes.pop("cells", {}))
+    cells = cells_of(columns, **changes.pop("cells", {}))
     design = make_design(cell.scenario for cell in cells.cells) if changes.pop("planned", True) else None
     options = BoardOptions(scales=("tone",), design=design, by=changes.get("by"))
     leaderboard = make_board("tip-bench-x", cells, options)
@@ -60,7 +60,7 @@ def test_the_fastest_and_the_smallest_are_the_same_row_only_if_it_is_the_leader(
     latency_of_a: float, latency_of_b: float, sentence: str
 ) -> None:
     leader, rival = Pair("a:1b", "v1"), Pair("b:3b", "v1")
-    leaderboard = make_board("tip-bench-x", scored({leader: GOOD, rival: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", cells_of({leader: GOOD, rival: EVEN}), BoardOptions())
     latencies = {leader: latency_of_a, rival: latency_of_b}
     standings = tuple(replace(each, means={"latency_s": latencies[each.pair]}) for each in leaderboard.standings)
     sizes = {"a:1b": ModelSize(1.0, None), "b:3b": ModelSize(3.0, None)}
@@ -74,7 +74,7 @@ def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next(
     assert "Not decided: c:1b/v1 (judged in 5 scenarios) may still lead." in found.lines
     assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
     assert found.next == "Next: judge 3 more answers; the chance to decide is not known yet."
-    cells = scored({A: GOOD, B: LOW, C: short}).cells
+    cells = cells_of({A: GOOD, B: LOW, C: short}).cells
     there = tuple(cell for cell in cells if cell.values)
     uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": there})
     assert uncollected.next == "Next: collect and judge the missing answers of c:1b/v1, or compare with `--exclude`."
@@ -97,7 +97,7 @@ def test_the_chance_of_being_best_is_that_among_the_ranked() -> None:
 
 
 def test_minutes_and_chance_are_part_of_the_next_step() -> None:
-    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", cells_of({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=0.62, n_scenarios=8, n_answers=16, minutes=25.2)
     found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, next_look=look)))
     assert found.next == "Next: judge 8 more scenarios (16 answers), about 25 minutes, 62 % chance to decide."
@@ -108,14 +108,14 @@ def test_minutes_and_chance_are_part_of_the_next_step() -> None:
     [(None, "; the chance to decide is not known yet."), (0.02, "; probably too close to call even then.")],
 )
 def test_an_unknown_or_small_chance_is_part_of_the_next_step(power: float | None, ending: str) -> None:
-    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions())
+    leaderboard = make_board("tip-bench-x", cells_of({A: GOOD, B: EVEN}), BoardOptions())
     look = NextLook(Look(2, 4, 16), power=power, n_scenarios=8, n_answers=16)
     found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, next_look=look)))
     assert found.next == f"Next: judge 8 more scenarios (16 answers){ending}"
 
 
 def test_a_tie_without_a_planned_look_names_the_effort_that_would_decide_and_why_there_is_no_look() -> None:
-    leaderboard = make_board("tip-bench-x", scored({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
+    leaderboard = make_board("tip-bench-x", cells_of({A: GOOD, B: EVEN}), BoardOptions(judging=JudgingRecord(1.5)))
     found = summary_card(replace(leaderboard, ranking=replace(leaderboard.ranking, units_needed=24)))
     assert found.state == "tied"
     assert found.next == (
@@ -199,7 +199,7 @@ def test_what_speaks_against_a_lead_is_named(changes: dict[str, Any], part: str)
 
 
 def test_a_board_on_which_every_cell_failed_says_where_to_read_why() -> None:
-    cells = scored({A: [None] * 4, B: [None] * 4}, judges=()).cells
+    cells = cells_of({A: [None] * 4, B: [None] * 4}, judges=()).cells
     failed = tuple(replace(cell, run=replace(cell.run, tags={**cell.run.tags, "state": "failed"})) for cell in cells)
     found = card({A: [None] * 4}, cells={"cells": failed, "judges": ()})
     assert (found.state, found.title) == ("unusable", "No usable answers")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.judged import RUBRIC, scored
+from support.judged import RUBRIC, cells_of
 from tipbench.compare.decision import MARKDOWN, Decision, decision_markdown, decision_run, make_decision
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BOARD, BoardOptions, make_board
@@ -28,7 +28,7 @@ HIGH = [one + 3 + wave for one, wave in zip(LOW, WAVE, strict=True)]
 def decide(
     columns: Mapping[Pair, Sequence[float | None]], chosen: Pair, reason: str = "It is good.", **over: Any
 ) -> Decision:
-    cells = scored(columns, **over)
+    cells = cells_of(columns, **over)
     board = make_board("tip-bench-x", cells, BoardOptions())
     return make_decision(board, cells, chosen, reason, decision_id="d" * 32, at="2026-11-15T12:00:00.000+00:00")
 
@@ -87,7 +87,7 @@ def test_that_scores_are_provisional_comes_first() -> None:
 
 
 def test_the_winner_of_duels_is_added() -> None:
-    cells = scored({A: SAME, B: LOW})
+    cells = cells_of({A: SAME, B: LOW})
     duels = [Duel(A, B, f"s{at}", "second") for at in range(12)]
     board = replace(make_board("tip-bench-x", cells, BoardOptions()), duels=duel_table(duels))
     decision = make_decision(board, cells, A, "x", decision_id="d", at="2026-11-15T12:00:00+00:00")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import known
 
-from support.judged import scored
+from support.judged import cells_of
 from support.judging import SeededStore, SheetDriver, fill, items_of, record_cells
 from tipbench.compare.cells import BoardCells, CellFilter, Focus, focus, read_board_cells
 from tipbench.compare.leaderboard import BoardOptions, make_board
@@ -35,7 +35,7 @@ def tied_top() -> dict[Pair, Sequence[float | None]]:
 
 
 def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
-    found = known(focus_of(scored(tied_top())))
+    found = known(focus_of(cells_of(tied_top())))
     assert set(found.pairs) == {A, B}
     assert found.pairs[0] == B, "the leader first"
     assert set(found.scenarios) == {"p0@s8", "p1@s9", "p2@s10"}
@@ -43,23 +43,23 @@ def test_only_the_leader_and_what_ties_with_it_is_worth_judging() -> None:
 
 
 def test_a_decided_board_has_no_focus() -> None:
-    assert focus_of(scored({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
+    assert focus_of(cells_of({A: [*LOW, *OPEN], C: [*FAR, *OPEN]})) is None
 
 
 def test_without_a_leader_or_without_an_open_cell_there_is_no_focus() -> None:
-    assert focus_of(scored({A: [None] * 8, B: [None] * 8})) is None
-    assert focus_of(scored({A: LOW, B: NEAR})) is None
+    assert focus_of(cells_of({A: [None] * 8, B: [None] * 8})) is None
+    assert focus_of(cells_of({A: LOW, B: NEAR})) is None
 
 
 def test_a_pair_with_too_few_scores_to_be_ranked_is_judged_too() -> None:
-    found = known(focus_of(scored({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]})))
+    found = known(focus_of(cells_of({A: LOW, C: FAR, B: [*NEAR[:5], *OPEN]})))
     assert found.pairs == (A, B)
     assert found.run_ids == {f"{B}@{scenario}" for scenario in found.scenarios}
     assert len(found.scenarios) == 3
 
 
 def test_failed_cells_cannot_be_judged() -> None:
-    cells = scored(tied_top())
+    cells = cells_of(tied_top())
     failed = tuple(
         replace(each, run=replace(each.run, tags={**each.run.tags, "state": "failed"}))
         if each.scenario == "p0@s8"
@@ -72,7 +72,7 @@ def test_failed_cells_cannot_be_judged() -> None:
 
 def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
     """The leader has no answer there, so judging the other one does not compare them."""
-    cells = scored(tied_top())
+    cells = cells_of(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
     found = known(focus_of(replace(cells, cells=without)))
     assert set(found.scenarios) == {"p0@s8", "p2@s10"}
@@ -81,7 +81,7 @@ def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
 def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
     other = [value + (0.5 if at % 2 else -0.4) for at, value in enumerate(LOW)]
     columns = {**tied_top(), C: [*other, None, None, None]}
-    cells = scored(columns)
+    cells = cells_of(columns)
     without = tuple(
         each for each in cells.cells if not (each.pair == C and each.scenario != "p2@s10" and not each.values)
     )
@@ -93,7 +93,7 @@ def test_a_scenario_that_pairs_more_tied_rows_comes_first() -> None:
 def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
     columns = tied_top()
     columns[B] = [*NEAR, 11.0, None, None]
-    found = known(focus_of(scored(columns)))
+    found = known(focus_of(cells_of(columns)))
     assert f"{A}@p0@s8" in found.run_ids
     assert f"{B}@p0@s8" not in found.run_ids
 
@@ -101,7 +101,7 @@ def test_a_scenario_half_of_which_is_judged_needs_only_its_rest() -> None:
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_the_order_of_cells_changes_nothing(seed: int) -> None:
-    cells = scored(tied_top())
+    cells = cells_of(tied_top())
     shuffled = list(cells.cells)
     random.Random(seed).shuffle(shuffled)
     assert focus_of(replace(cells, cells=tuple(shuffled))) == focus_of(cells)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import known
 
-from support.judged import RUBRIC, scored
+from support.judged import RUBRIC, cells_of
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.gate import GateOptions, GateResult, Outcome, annotation, evaluate_gate, junit_xml, unknown_result
 from tipbench.compare.matrix import Pair
@@ -26,7 +26,7 @@ WAVE = [0.5, -0.5, 0.3, -0.3, 0.4, -0.4, 0.2, -0.2]
 
 def gate(differences: list[float], margin: float = 1.0) -> GateResult:
     base = [BASE[at % 8] for at in range(len(differences))]
-    cells = scored({OLD: base, NEW: [one + two for one, two in zip(base, differences, strict=True)]})
+    cells = cells_of({OLD: base, NEW: [one + two for one, two in zip(base, differences, strict=True)]})
     return evaluate_gate(cells, GateOptions(NEW, OLD, margin))
 
 
@@ -92,36 +92,36 @@ def test_the_same_loss_everywhere_fails() -> None:
 
 
 def test_fewer_than_six_shared_scenarios_are_not_enough_data() -> None:
-    cells = scored({OLD: [*BASE[:5], None, None, None], NEW: BASE})
+    cells = cells_of({OLD: [*BASE[:5], None, None, None], NEW: BASE})
     result = evaluate_gate(cells, BOTH)
     assert (result.outcome, result.exit_code(), result.n_scenarios) == (Outcome.UNKNOWN, 3, 5)
     assert "both judged in 5 scenarios; at least 6 are needed" in result.reason
     assert "`tipbench judge export`" in result.reason
-    nothing = evaluate_gate(scored({OLD: [None], NEW: [None]}), BOTH)
+    nothing = evaluate_gate(cells_of({OLD: [None], NEW: [None]}), BOTH)
     assert (nothing.outcome, nothing.difference) == (Outcome.UNKNOWN, None)
 
 
 def test_provisional_scores_decide_nothing() -> None:
-    result = evaluate_gate(scored({OLD: BASE, NEW: BASE}, provisional=True), BOTH)
+    result = evaluate_gate(cells_of({OLD: BASE, NEW: BASE}, provisional=True), BOTH)
     assert (result.outcome, result.exit_code(strict=True)) == (Outcome.UNKNOWN, 3)
     assert "provisional" in result.reason
 
 
 def test_only_the_two_pairs_count() -> None:
     third = Pair("other", "v1")
-    with_third = scored({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0], third: [1.0] * 8})
-    alone = scored({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0]})
+    with_third = cells_of({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0], third: [1.0] * 8})
+    alone = cells_of({OLD: BASE, NEW: [one - 0.9 for one in BASE[:7]] + [20.0]})
     assert evaluate_gate(with_third, BOTH) == evaluate_gate(alone, BOTH)
 
 
 def test_an_unknown_pair_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError, match=r"x/y is not on this board.*qwen2.5:0.5b/v1 and qwen2.5:0.5b/v2-mentor"):
-        evaluate_gate(scored({OLD: BASE, NEW: BASE}, n_other_conditions=3), GateOptions(Pair("x", "y"), OLD))
+        evaluate_gate(cells_of({OLD: BASE, NEW: BASE}, n_other_conditions=3), GateOptions(Pair("x", "y"), OLD))
 
 
 def test_a_pair_is_not_compared_with_itself() -> None:
     with pytest.raises(UsageError, match="same pair"):
-        evaluate_gate(scored({OLD: BASE}), GateOptions(OLD, OLD))
+        evaluate_gate(cells_of({OLD: BASE}), GateOptions(OLD, OLD))
 
 
 @settings(max_examples=40)
@@ -212,7 +212,7 @@ def test_names_cannot_break_out_of_an_annotation() -> None:
 
 def with_missing_cells(state: str) -> BoardCells:
     """The candidate lacks two of eight cells."""
-    base = scored({OLD: BASE, NEW: [*[one + 2 for one in BASE[:6]], None, None]})
+    base = cells_of({OLD: BASE, NEW: [*[one + 2 for one in BASE[:6]], None, None]})
     cells = [
         each if each.values else replace(each, run=replace(each.run, tags={**each.run.tags, "state": state}))
         for each in base.cells
@@ -244,7 +244,7 @@ def test_failed_cells_can_count_at_the_floor() -> None:
 
 def test_reference_is_a_baseline_under_any_prompt() -> None:
     reference = Pair("baseline:template", "v1")
-    cells = scored({reference: BASE, NEW: [one + 2 + wave for one, wave in zip(BASE, WAVE, strict=True)]})
+    cells = cells_of({reference: BASE, NEW: [one + 2 + wave for one, wave in zip(BASE, WAVE, strict=True)]})
     result = evaluate_gate(cells, GateOptions(NEW, parse_pair_option("baseline:template/anything", "baseline")))
     assert (result.outcome, str(result.options.baseline)) == (Outcome.NOT_WORSE, "baseline:template/none")
 

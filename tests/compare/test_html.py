@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.boards import HOSTILE, TWELVE, answers, board, judging
+from support.boards import HOSTILE, PAIRS, answers, board, judging
 from tipbench.compare.answers import Answer, AnswerTip, ScenarioAnswers
 from tipbench.compare.card import summary_card
 from tipbench.compare.duels import Duel, duel_table
@@ -98,8 +98,8 @@ def test_the_page_has_verdict_charts_tables_judging_and_answers(leaderboard: Lea
 
 
 def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
-    duels = duel_table([Duel(TWELVE[0], TWELVE[1], f"s{at}", "first") for at in range(6)])
-    leaderboard = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=TWELVE[0])
+    duels = duel_table([Duel(PAIRS[0], PAIRS[1], f"s{at}", "first") for at in range(6)])
+    leaderboard = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=PAIRS[0])
     page = Page(html_report(leaderboard, judging=judging()))
     whole = "".join(page.texts)
     assert page.tags["figure"] == 3
@@ -116,7 +116,7 @@ def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
 
 
 def test_a_small_provisional_board_has_a_badge_and_no_empty_parts() -> None:
-    source = html_report(board(TWELVE[:1], provisional=True))
+    source = html_report(board(PAIRS[:1], provisional=True))
     page = Page(source)
     assert "provisional" in "".join(page.texts).partition("For now")[0]
     assert not {"Answers, side by side", "Judging"} & set(page.texts)
@@ -189,13 +189,13 @@ def test_values_can_be_read_on_hover(page: Page, leaderboard: Leaderboard) -> No
 
 
 def test_an_unjudged_board_is_a_valid_page() -> None:
-    leaderboard = board(TWELVE[:3], missing=lambda _pair, _scenario: True)
+    leaderboard = board(PAIRS[:3], missing=lambda _pair, _scenario: True)
     page = Page(html_report(leaderboard, answers(leaderboard), judging()))
     assert leaderboard.verdict in "".join(page.texts)
 
 
 def test_an_answer_without_tips_shows_the_reason() -> None:
-    pair = TWELVE[0]
+    pair = PAIRS[0]
     given_answers = (Answer(pair, "failed", None, None, ()), Answer(pair, "judged", 3.0, False, ()))
     shown = "".join(_answers(ScenarioAnswers("a@b", None, given_answers)).texts)
     for part in ("No complete answer.", "No usable tip.", "not the requested format", "its card is not shown"):
@@ -218,7 +218,7 @@ def test_no_tip_becomes_markup(tip: str, why: str, scenario: str) -> None:
 @cache
 def _bare() -> Leaderboard:
     """A board without scores, hence without charts, which take time."""
-    return board(TWELVE[:2], n=2, missing=lambda _pair, _scenario: True)
+    return board(PAIRS[:2], n=2, missing=lambda _pair, _scenario: True)
 
 
 def _answers(found: ScenarioAnswers) -> Page:

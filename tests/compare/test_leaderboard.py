@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.boards import MODELS, PROMPTS, SCALES, TWELVE, board, cell, scenario_names
-from support.judged import scored
+from support.boards import MODELS, PAIRS, PROMPTS, SCALES, board, cell, scenario_names
+from support.judged import cells_of
 from tipbench.compare.card import summary_card
 from tipbench.compare.cells import BoardCells, CellFilter, select_cells
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
@@ -87,7 +87,7 @@ def check_shape(found: Mapping[str, Any]) -> None:
 
 
 def test_a_full_board_has_every_key_with_a_number() -> None:
-    found = board(baseline=TWELVE[0]).to_json()
+    found = board(baseline=PAIRS[0]).to_json()
     check_shape(found)
     assert (found["rubric"], found["suite"], found["provisional"]) == ("tip-v1", "tips", False)
     assert found["baseline"] == {"model": MODELS[0], "prompt_version": PROMPTS[0]}
@@ -99,11 +99,11 @@ def test_a_full_board_has_every_key_with_a_number() -> None:
     }  # fmt: skip
     assert empty == set()
     assert [row["diff_to_leader"] is None for row in found["standings"]] == [True] + [False] * 11
-    assert [row for row in found["standings"] if row["diff_to_baseline"] is None] == [rows(board())[str(TWELVE[0])]]
+    assert [row for row in found["standings"] if row["diff_to_baseline"] is None] == [rows(board())[str(PAIRS[0])]]
 
 
 def test_numbers_are_those_of_the_scores_not_rounded() -> None:
-    found = rows(board_of(scored({A: LOW, B: HIGH})))
+    found = rows(board_of(cells_of({A: LOW, B: HIGH})))
     assert found[str(A)]["composite"] == pytest.approx(sum(LOW) / 8, abs=1e-12)
     assert found[str(A)]["diff_to_leader"]["mean"] == pytest.approx(-4.0, abs=1e-12)
     assert found[str(B)]["ci_low"] < found[str(B)]["composite"] < found[str(B)]["ci_high"]
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_scores_not_rounded() -> None:
 
 
 def test_a_planted_leader_is_found_and_decided() -> None:
-    found = board_of(scored({A: LOW, B: HIGH, C: [value - 1 for value in LOW]})).to_json()
+    found = board_of(cells_of({A: LOW, B: HIGH, C: [value - 1 for value in LOW]})).to_json()
     check_shape(found)
     verdict = found["verdict"]
     assert verdict["leader"] == {"model": "b:1b", "prompt_version": "v1"}
@@ -129,7 +129,7 @@ def test_planted_effects_are_attributed() -> None:
         ]
         for model in "ab" for prompt in ("v1", "v2")
     }  # fmt: skip
-    found = board_of(scored(scores)).to_json()
+    found = board_of(cells_of(scores)).to_json()
     shares = found["attribution"]
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["model"] > shares["prompt"] > shares["interaction"]
@@ -139,9 +139,9 @@ def test_planted_effects_are_attributed() -> None:
 
 
 def test_an_incomplete_row_is_last_without_a_rank_and_changes_no_other() -> None:
-    full = board_of(scored({A: LOW, B: HIGH}))
+    full = board_of(cells_of({A: LOW, B: HIGH}))
     partly: list[float | None] = [17.0, 17.0, 17.0, *[None] * 5]
-    found = board_of(scored({A: LOW, B: HIGH, C: partly}))
+    found = board_of(cells_of({A: LOW, B: HIGH, C: partly}))
     check_shape(found.to_json())
     *first, last = found.to_json()["standings"]
     assert first == full.to_json()["standings"]
@@ -156,7 +156,7 @@ def test_without_a_row_in_six_scenarios_the_verdict_names_what_is_missing() -> N
         pair: [value if at % 3 != hole else None for at, value in enumerate(LOW)] for hole, pair in enumerate((A, B, C))
     }
     holes[C] = [*holes[C][:7], None]
-    found = board_of(scored(holes)).to_json()
+    found = board_of(cells_of(holes)).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"], found["verdict"]["decided"]) == (None, False)
     assert {row["rank"] for row in found["standings"]} == {None}
@@ -190,7 +190,7 @@ def test_all_failed_is_a_board_of_nulls_with_flags() -> None:
 
 
 def test_one_model_leads_alone_and_nothing_is_decided() -> None:
-    found = board_of(scored({A: LOW})).to_json()
+    found = board_of(cells_of({A: LOW})).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("a:1b", False)
     (row,) = found["standings"]
@@ -199,7 +199,7 @@ def test_one_model_leads_alone_and_nothing_is_decided() -> None:
 
 
 def test_one_scenario_gives_means_only() -> None:
-    found = board_of(scored({A: LOW[:1], B: HIGH[:1]})).to_json()
+    found = board_of(cells_of({A: LOW[:1], B: HIGH[:1]})).to_json()
     check_shape(found)
     assert (found["verdict"]["leader"]["model"], found["verdict"]["decided"]) == ("b:1b", False)
     assert found["verdict"]["scenarios_needed"] is None
@@ -210,7 +210,7 @@ def test_one_scenario_gives_means_only() -> None:
 
 
 def test_the_same_score_everywhere_has_no_interval_and_no_attribution() -> None:
-    found = board_of(scored({A: [11.0] * 8, B: [11.0] * 8})).to_json()
+    found = board_of(cells_of({A: [11.0] * 8, B: [11.0] * 8})).to_json()
     check_shape(found)
     assert [(row["composite"], row["ci_low"]) for row in found["standings"]] == [(11.0, None)] * 2
     assert found["attribution"] is None
@@ -238,7 +238,7 @@ def test_problems_of_cells_become_flags_and_not_scores() -> None:
 
 def test_an_unknown_baseline_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"The pair c:1b/v1 is not on this board. Available: a:1b/v1 and b:1b/v1\."):
-        board_of(scored({A: LOW, B: HIGH}), baseline=C)
+        board_of(cells_of({A: LOW, B: HIGH}), baseline=C)
 
 
 def test_by_model_scores_are_averaged_over_prompts() -> None:
@@ -267,7 +267,7 @@ def test_by_model_only_prompts_that_every_model_has_count_for_any_number() -> No
 
 
 def test_by_model_without_a_shared_prompt_nothing_is_ranked_with_the_reason() -> None:
-    found = board_of(scored({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
+    found = board_of(cells_of({Pair("a", "v1"): LOW, Pair("b", "v2"): HIGH}), by="model")
     check_shape(found.to_json())
     assert found.ranking.leader is None
     assert "No prompt is shared by all models, so the models cannot be ranked." in found.notes
@@ -281,7 +281,7 @@ def test_by_model_older_builds_are_flagged_too() -> None:
 
 
 def test_per_persona_there_are_fewer_units_and_the_same_means() -> None:
-    wide, narrow = board_of(scored({A: LOW, B: HIGH})), board_of(scored({A: LOW, B: HIGH}), cluster="persona")
+    wide, narrow = board_of(cells_of({A: LOW, B: HIGH})), board_of(cells_of({A: LOW, B: HIGH}), cluster="persona")
     check_shape(narrow.to_json())
     assert (narrow.to_json()["cluster"], narrow.ranking.n_units) == ("persona", 4)
     assert "leads over 4 personas" in narrow.verdict
@@ -316,14 +316,14 @@ def test_every_board_has_the_documented_format(
     columns: list[list[float | None]], cluster: bool, by: str | None
 ) -> None:
     pairs = [Pair("a", "v1"), Pair("a", "v2"), Pair("b", "v1"), Pair("b", "v2")]
-    cells = scored(dict(zip(pairs, columns, strict=False)))
+    cells = cells_of(dict(zip(pairs, columns, strict=False)))
     check_shape(board_of(cells, cluster="persona" if cluster else None, by=by).to_json())
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_order_and_repetition_change_no_byte(seed: int) -> None:
-    plain = scored({A: LOW, B: HIGH, C: [*LOW[:5], None, None, None]})
+    plain = cells_of({A: LOW, B: HIGH, C: [*LOW[:5], None, None, None]})
     shuffled = list(plain.cells)
     random.Random(seed).shuffle(shuffled)
     text = json.dumps(board_of(plain).to_json())
@@ -339,8 +339,8 @@ def test_order_and_repetition_change_no_byte(seed: int) -> None:
 def test_an_irrelevant_model_changes_no_difference_of_others(values: list[float], judged: int) -> None:
     """Its p and interval may move, being adjusted over more rows; what was measured between two others may not."""
     third: list[float | None] = [value if at < judged else None for at, value in enumerate(values)]
-    alone = rows(board_of(scored({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
-    together = rows(board_of(scored({A: LOW, B: HIGH, C: third}), baseline=A))[str(B)]["diff_to_baseline"]
+    alone = rows(board_of(cells_of({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
+    together = rows(board_of(cells_of({A: LOW, B: HIGH, C: third}), baseline=A))[str(B)]["diff_to_baseline"]
     assert together["mean"] == alone["mean"]
 
 
@@ -348,9 +348,9 @@ REFERENCE = Pair("baseline:template", "none")
 
 
 def test_reference_is_shown_next_to_the_ranking() -> None:
-    found = board_of(scored({A: LOW, B: HIGH, REFERENCE: [value - 1 for value in LOW]})).to_json()
+    found = board_of(cells_of({A: LOW, B: HIGH, REFERENCE: [value - 1 for value in LOW]})).to_json()
     check_shape(found)
-    alone = board_of(scored({A: LOW, B: HIGH})).to_json()
+    alone = board_of(cells_of({A: LOW, B: HIGH})).to_json()
     assert found["standings"] == alone["standings"]
     assert found["attribution"] == alone["attribution"]
     (reference,) = found["references"]
@@ -379,7 +379,7 @@ def test_older_runs_of_a_reference_with_prompts_are_one_row_until_one_without_is
 
 
 def test_reference_can_be_the_baseline_of_a_board() -> None:
-    found = rows(board_of(scored({A: LOW, B: HIGH, REFERENCE: LOW}), baseline=REFERENCE))
+    found = rows(board_of(cells_of({A: LOW, B: HIGH, REFERENCE: LOW}), baseline=REFERENCE))
     assert found[str(B)]["diff_to_baseline"]["mean"] == pytest.approx(4.0)
 
 
@@ -430,7 +430,7 @@ def test_row_with_gaps_is_ranked_by_its_adjusted_mean() -> None:
     """C lacks the two hardest scenarios: its plain mean is above B's, although it is worse wherever both are judged."""
     low, high = ([value - 6 if at < 2 else value for at, value in enumerate(values)] for values in (LOW, HIGH))
     gaps: list[float | None] = [None if at < 2 else value - 0.5 for at, value in enumerate(high)]
-    found = board_of(scored({A: low, B: high, C: gaps}))
+    found = board_of(cells_of({A: low, B: high, C: gaps}))
     by_name = rows(found)
     assert by_name[str(C)]["composite"] > by_name[str(B)]["composite"]
     assert by_name[str(C)]["rank"] > by_name[str(B)]["rank"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import matrix_of, simulate
 
-from support.judged import scored
+from support.judged import cells_of
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import missing_scores
@@ -23,7 +23,7 @@ Columns = Mapping[Pair, Sequence[float | None]]
 
 
 def board_of(columns: Columns, **options: object) -> Leaderboard:
-    return make_board("tip-bench-test", scored(columns), BoardOptions(**options))  # type: ignore[arg-type]
+    return make_board("tip-bench-test", cells_of(columns), BoardOptions(**options))  # type: ignore[arg-type]
 
 
 def without(*holes: int) -> list[float | None]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.boards import HOSTILE, SCALES, TWELVE, board
+from support.boards import HOSTILE, PAIRS, SCALES, board
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import (
@@ -31,7 +31,7 @@ from tipbench.text import csv_text
 
 
 def is_missing(pair: Pair, scenario: str) -> bool:
-    return pair == TWELVE[0] and scenario.endswith(("morning", "evening"))
+    return pair == PAIRS[0] and scenario.endswith(("morning", "evening"))
 
 
 def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
@@ -45,10 +45,10 @@ def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column() -> None:
 
 
 def test_with_a_baseline_differences_to_it_and_to_the_leader_are_shown() -> None:
-    leaderboard, plain = board(baseline=TWELVE[0]), board()
+    leaderboard, plain = board(baseline=PAIRS[0]), board()
     columns, rows = table_rows(leaderboard)
     assert columns[7:11] == ["to leader", "p", "to baseline", "p (baseline)"]
-    own = [row for row in rows if row[1:3] == [TWELVE[0].model, TWELVE[0].prompt]]
+    own = [row for row in rows if row[1:3] == [PAIRS[0].model, PAIRS[0].prompt]]
     assert own[0][9:11] == [None, None]
     assert all(row[9] and row[10] for row in rows if row not in own)
     assert [row[:9] for row in rows] == [row[:9] for row in table_rows(plain)[1]], "p and standing belong together"
@@ -90,7 +90,7 @@ def test_a_board_by_model_has_no_column_for_prompts() -> None:
 
 
 def test_an_unknown_value_is_not_a_number() -> None:
-    columns, rows = table_rows(board(TWELVE[:2], missing=lambda _pair, _scenario: True))
+    columns, rows = table_rows(board(PAIRS[:2], missing=lambda _pair, _scenario: True))
     for name in ("rank", "composite", "95 % interval", "P(best)", "to leader", "p"):
         assert {row[columns.index(name)] for row in rows} == {None}
 
@@ -194,7 +194,7 @@ def test_attribution_is_below_the_table() -> None:
 
 
 def test_duels_are_below_the_table_with_their_points() -> None:
-    first, second = TWELVE[:2]
+    first, second = PAIRS[:2]
     duels = [Duel(first, second, f"s{at}", "first") for at in range(6)]
     shown = footer_lines(board(duels=duel_table(duels)))[-1]
     assert f"{first} 6 of 6, {second} 0 of 6" in shown

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from support.boards import SCALES, cell, scenario_names
-from support.judged import scored
+from support.judged import cells_of
 from tipbench.compare.cells import CellFilter, select_cells
 from tipbench.compare.decision import make_decision
 from tipbench.compare.gate import GateOptions, evaluate_gate
@@ -95,14 +95,15 @@ def test_naming_a_stale_pair_is_refused_with_the_reason() -> None:
 
 
 def test_per_persona_scenarios_stay_scenarios_and_personas_are_clusters() -> None:
-    found = make_board("tip-bench-test", scored({A: LOW, B: HIGH}), BoardOptions(cluster="persona")).to_json()
+    found = make_board("tip-bench-test", cells_of({A: LOW, B: HIGH}), BoardOptions(cluster="persona")).to_json()
     verdict = found["verdict"]
     assert (verdict["n_scenarios"], verdict["n_clusters"]) == (8, 4)
     assert [(row["n_scenarios"], row["n_clusters"]) for row in found["standings"]] == [(8, 4)] * 2
     near = [value + (0.6 if at % 2 else -0.4) for at, value in enumerate(LOW)]
-    tied = make_board("tip-bench-test", scored({A: LOW, B: near}), BoardOptions(cluster="persona")).to_json()["verdict"]
+    board = make_board("tip-bench-test", cells_of({A: LOW, B: near}), BoardOptions(cluster="persona"))
+    tied = board.to_json()["verdict"]
     assert tied["scenarios_needed"] is None
-    plain = make_board("tip-bench-test", scored({A: LOW, B: near}), BoardOptions()).to_json()["verdict"]
+    plain = make_board("tip-bench-test", cells_of({A: LOW, B: near}), BoardOptions()).to_json()["verdict"]
     assert (plain["n_clusters"], plain["clusters_needed"]) == (None, None)
     assert plain["scenarios_needed"] is None
 
@@ -110,7 +111,7 @@ def test_per_persona_scenarios_stay_scenarios_and_personas_are_clusters() -> Non
 def test_a_row_that_lacks_a_persona_rests_on_the_scenarios_of_the_others() -> None:
     partly: list[float | None] = [None if at % 4 == 0 else value for at, value in enumerate(LOW)]
     found = make_board(
-        "tip-bench-test", scored({A: LOW, B: HIGH, C: partly}), BoardOptions(cluster="persona")
+        "tip-bench-test", cells_of({A: LOW, B: HIGH, C: partly}), BoardOptions(cluster="persona")
     ).to_json()
     assert [(row["n_scenarios"], row["n_clusters"]) for row in found["standings"]] == [(8, 4), (8, 4), (6, 3)]
 
@@ -121,7 +122,7 @@ def test_a_filtered_board_shows_the_filter_in_every_form() -> None:
     assert found.to_json()["where"] == {"suite": "x", "params.model": "a:1b"}
     assert found.to_json()["judge"] is None
     assert "Only cells with suite=x and params.model=a:1b." in found.notes
-    of_anna = make_board("tip-bench-test", scored({A: LOW}, cell_filter=CellFilter(judge="anna")), BoardOptions())
+    of_anna = make_board("tip-bench-test", cells_of({A: LOW}, cell_filter=CellFilter(judge="anna")), BoardOptions())
     assert of_anna.to_json()["judge"] == "anna"
     assert "Only anna's scores." in of_anna.notes
     assert not any(note.startswith("Only ") for note in board_of_runs(RUNS).notes)

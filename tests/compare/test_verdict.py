@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worlds import matrix_of, simulate
 
 import tipbench
-from support.judged import scored
+from support.judged import cells_of
 from tipbench.compare.duels import Duel, duel_table
 from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboard, make_board, read_judging
 from tipbench.compare.matrix import Pair
@@ -37,7 +37,7 @@ Columns = Mapping[Pair, Sequence[float | None]]
 
 
 def board_of(columns: Columns) -> Leaderboard:
-    return make_board("tip-bench-test", scored(columns), BoardOptions())
+    return make_board("tip-bench-test", cells_of(columns), BoardOptions())
 
 
 EMPTY = board_of({})
@@ -92,7 +92,7 @@ def planned(n: int, near: Sequence[float], *, minutes: float | None = None, **ov
         B: [*(low[at] + near[at % len(near)] for at in range(n)), *[None] * (32 - n)],
     }
     options = BoardOptions(design=DESIGN, judging=JudgingRecord(minutes, over.pop("concerns", {})))  # type: ignore[arg-type]
-    return make_board("tip-bench-test", scored(columns, **over), options)
+    return make_board("tip-bench-test", cells_of(columns, **over), options)
 
 
 def test_verdict_names_the_look_and_what_the_next_one_takes() -> None:
@@ -117,7 +117,7 @@ def test_last_look_without_a_decision_is_too_close_to_call() -> None:
 
 
 def test_rows_without_an_answer_are_named_in_a_decision() -> None:
-    cells = scored({A: LOW, B: HIGH, C: [None] * 8, D: [None] * 8})
+    cells = cells_of({A: LOW, B: HIGH, C: [None] * 8, D: [None] * 8})
     failed = [
         replace(each, run=replace(each.run, tags={**each.run.tags, "state": "failed"})) if not each.values else each
         for each in cells.cells
@@ -128,7 +128,7 @@ def test_rows_without_an_answer_are_named_in_a_decision() -> None:
 
 
 def test_model_without_an_answer_is_named_in_a_decision_between_models() -> None:
-    cells = scored({A: LOW, B: HIGH, C: [None] * 8})
+    cells = cells_of({A: LOW, B: HIGH, C: [None] * 8})
     failed = tuple(
         replace(each, run=replace(each.run, tags={"state": "failed"})) if not each.values else each
         for each in cells.cells
@@ -139,7 +139,7 @@ def test_model_without_an_answer_is_named_in_a_decision_between_models() -> None
 
 
 def test_stale_rows_are_named_in_a_decision() -> None:
-    found = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
+    found = make_board("tip-bench-test", cells_of({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
     assert found.ranking.decided
     assert "every other pair is clearly worse, without 1 pair of an older build, prompt or scenario." in found.verdict
 
@@ -179,11 +179,11 @@ def test_row_that_is_judged_in_too_few_scenarios_is_not_separated_and_therefore_
 def test_fragile_decision_is_called_fragile() -> None:
     rubric = load_suite("tips").rubric
     lead = [value + 1.5 + (0.1 if at % 2 else -0.1) for at, value in enumerate(LOW)]
-    found = make_board("tip-bench-test", scored({A: LOW, B: lead}, rubric_content=rubric), BoardOptions())
+    found = make_board("tip-bench-test", cells_of({A: LOW, B: lead}, rubric_content=rubric), BoardOptions())
     assert found.ranking.decided
     assert found.to_json()["verdict"]["fragile"]
     assert "This is fragile" in found.verdict
-    firm = make_board("tip-bench-test", scored({A: LOW, B: HIGH}, rubric_content=rubric), BoardOptions())
+    firm = make_board("tip-bench-test", cells_of({A: LOW, B: HIGH}, rubric_content=rubric), BoardOptions())
     assert not firm.to_json()["verdict"]["fragile"]
     assert "fragile" not in firm.verdict
 
@@ -241,7 +241,7 @@ def test_what_is_known_against_a_judge_comes_from_all_applied_sheets(
     ],
 )
 def test_board_that_is_not_a_planned_look_is_marked(options: dict[str, Any], reason: str | None) -> None:
-    found = make_board("tip-bench-test", scored({A: LOW, B: NEAR}), BoardOptions(**options))
+    found = make_board("tip-bench-test", cells_of({A: LOW, B: NEAR}), BoardOptions(**options))
     assert (f"Not a planned look: {reason}." in found.verdict) == (reason is not None)
     look = found.to_json()["verdict"]["look"]
     assert look == ({"number": 1, "of": 1, "at": 8} if reason is None else None)

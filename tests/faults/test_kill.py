@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.command import start_tipbench, tipbench
-from support.judging import SheetDriver, by_hand, fill, items_of, record_cells
+from support.judging import SheetDriver, fill, items_of, metrics_of, record_cells
 from support.polling import eventually
 from support.scripted_mlflow import Json, ScriptedMlflow
 from support.scripted_ollama import Request, ScriptedOllama
@@ -153,7 +153,7 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
     assert len(runs) == 12
     for run_id, run in runs.items():
         assert (run.state, run.tags["judge_pending"], run.tags["held"]) == ("judged", "false", "false")
-        numbers = by_hand(last[run_id])
+        numbers = metrics_of(last[run_id])
         assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
         history = [[dict(tip.scores) for tip in given.tips] for given in scores[run_id].history]
         assert history == [_scores(versions[0], judging, run_id)], "each version once, in order"
@@ -172,7 +172,7 @@ def _check_nothing_is_mixed(driver: SheetDriver, judging: StoredSheet, versions:
         item = next(items_of(raw, judging)[run.run_id] for raw in reversed(versions)
                     if _scores(raw, judging, run.run_id) == tips)  # fmt: skip
         assert run.state == "judged"
-        assert run.metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+        assert run.metrics["composite"] == pytest.approx(metrics_of(item)["composite"])
 
 
 def _scores(raw: dict[str, Any], judging: StoredSheet, run_id: str) -> list[dict[str, int]]:

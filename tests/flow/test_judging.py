@@ -12,7 +12,7 @@ import pytest
 
 import tipbench as package
 from support.command import tipbench, tipbench_json
-from support.judging import SheetDriver, by_hand, fill, fill_csv, items_of
+from support.judging import SheetDriver, fill, fill_csv, items_of, metrics_of
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_file import unescape_cell
 from tipbench.judge.sheet_store import ItemKind, StoredSheet, find_sheet
@@ -116,7 +116,7 @@ def test_the_round_trip_of_two_judges_on_several_machines(place: Place, home: Pa
     assert len(cells) == CELLS
     assert {run.tags["judge_pending"] for run in cells.values()} == {"false"}
     for run_id, item in items_of(raw, judging).items():
-        numbers = by_hand(item)
+        numbers = metrics_of(item)
         assert {name: cells[run_id].metrics[name] for name in numbers} == pytest.approx(numbers)
     counts = {row["experiment"]: row for row in tipbench_json("experiments", "--mlflow-url", place.url, home=elsewhere)}
     assert (counts[EXPERIMENT]["judged"], counts[EXPERIMENT]["pending"]) == (CELLS, 0)
@@ -149,7 +149,7 @@ def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> 
     after = place.driver.cells()
     given = items_of(raw, judging)
     for run_id, composite in before.items():
-        both = (composite + by_hand(given[run_id])["composite"]) / 2 if run_id in given else composite
+        both = (composite + metrics_of(given[run_id])["composite"]) / 2 if run_id in given else composite
         assert after[run_id].metrics["composite"] == pytest.approx(both)
     where = ("--experiment", EXPERIMENT, "--mlflow-url", place.url)
     status = tipbench_json("judge", "status", *where, home=elsewhere)

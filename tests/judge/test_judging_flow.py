@@ -20,9 +20,9 @@ from support.judging import (
     SheetDriver,
     always,
     at_random,
-    by_hand,
     fill,
     items_of,
+    metrics_of,
     record_cells,
     three_tips,
 )
@@ -79,7 +79,7 @@ def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(dr
     assert driver.states() == {"judged": CELLS}
     expected = items_of(raw, done.stored)
     for run_id, run in driver.cells().items():
-        numbers = by_hand(expected[run_id])
+        numbers = metrics_of(expected[run_id])
         assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
         assert run.tags["judge_pending"] == "false"
         assert run.tags["judges"] == '["anna"]'
@@ -141,7 +141,7 @@ def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], s
         driver.apply(part)
     driver.apply(raw)
     for run_id, item in items_of(raw, judging).items():
-        numbers = by_hand(item)
+        numbers = metrics_of(item)
         metrics = driver.cells()[run_id].metrics
         assert {name: metrics[name] for name in numbers} == pytest.approx(numbers)
     assert all(scores.history == () for scores in driver.scores().values())
@@ -157,7 +157,7 @@ def test_a_revised_score_counts_and_the_former_one_is_history(driver: SheetDrive
     tip["scores"]["tone"] = 1 + former % 5
     applied = driver.apply(raw)
     assert [change.item for change in applied.changes] == [item["item"]]
-    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(metrics_of(item)["composite"])
     histories = {run: scores.history for run, scores in driver.scores().items() if scores.history}
     assert list(histories) == [run_id]
     assert [given.tips[0].scores["tone"] for given in histories[run_id]] == [former]
@@ -170,7 +170,7 @@ def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(driver
     assert item["format_ok"] is True
     item["format_ok"] = False
     driver.apply(raw)
-    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+    assert driver.cells()[run_id].metrics["composite"] == pytest.approx(metrics_of(item)["composite"])
     shown = driver.export("ben", everything=True).stored
     assert {entry.run_id: entry.item.format_ok for entry in shown.entries}[run_id] is True
 
@@ -245,7 +245,7 @@ def test_several_judges_count_with_their_mean(driver: SheetDriver) -> None:
         driver.apply(raw)
     by_judge = [items_of(raws[name], sheets[name]) for name in sheets]
     for run_id, run in driver.cells().items():
-        numbers = [by_hand(items[run_id])["composite"] for items in by_judge]
+        numbers = [metrics_of(items[run_id])["composite"] for items in by_judge]
         assert run.metrics["composite"] == pytest.approx(sum(numbers) / 3)
         assert json.loads(run.tags["judges"]) == ["anna", "ben", "eva"]
 
@@ -729,7 +729,7 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
     driver.apply(raw)
     assert driver.states() == {"judged": CELLS}
     for run_id, item in items_of(raw, judging).items():
-        assert driver.cells()[run_id].metrics["composite"] == pytest.approx(by_hand(item)["composite"])
+        assert driver.cells()[run_id].metrics["composite"] == pytest.approx(metrics_of(item)["composite"])
     assert all(scores.history == () for scores in driver.scores().values())
 
 

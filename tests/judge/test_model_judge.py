@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.collecting import Collecting
+from support.collecting import Collector
 from support.ollama_client import resident
 from support.real_ollama import PsWatcher, RealOllama
 from support.requests import SUITE, ask
@@ -224,7 +224,7 @@ def test_a_tip_that_does_not_fit_is_unscored_and_never_cut(server: ScriptedOllam
 
 
 def test_a_running_collect_is_named_and_no_request_is_sent(server: ScriptedOllama, home: Path) -> None:
-    collecting = Collecting(home, server.url)
+    collecting = Collector(home, server.url)
     server.set(call_s=10.0)
     one_cell = {"models": MODEL, "experiment": "tip-bench-busy", "prompts": "v1", "n_scenarios": 1}
     thread = threading.Thread(target=collecting.run, kwargs=one_cell)

@@ -223,8 +223,8 @@ def test_a_run_gets_the_expected_composite_averaged_over_tips_then_judges(many: 
 def test_another_rubric_has_its_own_scales_and_weights(given_: Judgement) -> None:
     found = run_change(NO_SCORES.with_judgement(replace(given_, held=False)), RUBRICS, 7).metrics
     assert set(found) == {"warmth", "note", "format_ok", "overlong", "composite"}
-    by_hand = fmean(tip.scores["warmth"] + 3 * tip.scores["note"] - 2 * tip.overlong for tip in given_.tips)
-    assert found["composite"] == pytest.approx(by_hand)
+    expected = fmean(tip.scores["warmth"] + 3 * tip.scores["note"] - 2 * tip.overlong for tip in given_.tips)
+    assert found["composite"] == pytest.approx(expected)
 
 
 @settings(max_examples=15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from support.requests import SUITE, planned
+from support.requests import SUITE, planned_cells
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.plan.collect_config import make_config
 from tipbench.plan.rubric import FLAGS, OTHER_METRICS
@@ -28,16 +28,16 @@ def run_of(
     result: Completion | EngineFailure, *, foreign_resident: bool = False, supersedes: tuple[str, ...] = ()
 ) -> NewRun:
     setting = CollectContext(make_config({"n_tips": 2}), SUITE, "collection-1")
-    generated = GeneratedCell(planned(n_tips=2)[0], result, 1000, 2000, foreign_resident)
+    generated = GeneratedCell(planned_cells(n_tips=2)[0], result, 1000, 2000, foreign_resident)
     return cell_run(setting, FACTS, generated, supersedes)
 
 
-def answer(text: str) -> Completion:
+def completion(text: str) -> Completion:
     return Completion(text, "stop", latency_s=1.5, load_s=0.5, ttft_s=0.1, prompt_tokens=300, output_tokens=60)
 
 
 def test_params_are_exactly_those_of_the_contract() -> None:
-    run = run_of(answer(json.dumps(TIPS)))
+    run = run_of(completion(json.dumps(TIPS)))
     assert list(run.params) == PARAMS.split()
     assert run.params["seed"] == "42"
     assert run.params["diversity"] == "false"
@@ -46,7 +46,7 @@ def test_params_are_exactly_those_of_the_contract() -> None:
 
 
 def test_a_usable_answer_is_pending() -> None:
-    run = run_of(answer(json.dumps(TIPS)))
+    run = run_of(completion(json.dumps(TIPS)))
     assert (run.kind, run.ok) == (RunKind.CELL, True)
     assert (run.tags["state"], run.tags["judge_pending"]) == ("pending", "true")
     assert (run.tags["done_reason"], run.tags["truncated"]) == ("stop", "false")
@@ -59,12 +59,12 @@ def test_a_usable_answer_is_pending() -> None:
 
 
 def test_a_scale_cannot_have_the_name_of_a_recorded_metric() -> None:
-    result = replace(answer(json.dumps(TIPS)), tokens_per_s=30.0)
+    result = replace(completion(json.dumps(TIPS)), tokens_per_s=30.0)
     assert set(run_of(result).metrics) == OTHER_METRICS - {"composite"} | set(FLAGS)
 
 
 def test_all_texts_are_stored() -> None:
-    run = run_of(answer(json.dumps(TIPS)))
+    run = run_of(completion(json.dumps(TIPS)))
     assert set(run.texts) == {
         "artifact:prompt.txt", "artifact:raw.txt", "artifact:candidates.json", "artifact:rubric.md",
     }  # fmt: skip
@@ -75,7 +75,7 @@ def test_all_texts_are_stored() -> None:
 
 
 def test_an_answer_without_a_tip_is_judged_immediately_at_the_floor() -> None:
-    run = run_of(answer("I am sorry, I cannot help with that."))
+    run = run_of(completion("I am sorry, I cannot help with that."))
     assert (run.tags["state"], run.tags["judge_pending"], run.ok) == ("judged", "false", True)
     assert run.tags["scores_rubric"] == SUITE.rubric.tag
     expected = {"relevance": 1, "actionability": 1, "tone": 1, "format_ok": 0, "overlong": 0, "composite": 3}
@@ -94,15 +94,15 @@ def test_a_failure_is_never_scored_and_keeps_what_arrived() -> None:
 
 def test_only_the_first_n_tips_count_but_all_are_kept() -> None:
     many = [{"tip": f"tip number {n}", "rationale": "r"} for n in range(5)]
-    run = run_of(answer(json.dumps(many)))
+    run = run_of(completion(json.dumps(many)))
     assert run.metrics["format_ok"] == 0
     assert run.metrics["n_candidates"] == 5
     assert len(json.loads(run.texts["artifact:candidates.json"])) == 5
 
 
 def test_foreign_models_and_superseded_runs_are_recorded() -> None:
-    run = run_of(answer("x"), foreign_resident=True, supersedes=("old",))
+    run = run_of(completion("x"), foreign_resident=True, supersedes=("old",))
     assert run.tags["foreign_resident"] == "true"
     assert run.supersedes == ("old",)
     assert (run.start_ms, run.end_ms) == (1000, 2000)
-    assert "foreign_resident" not in run_of(answer("x")).tags
+    assert "foreign_resident" not in run_of(completion("x")).tags

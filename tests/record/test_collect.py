@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from support.collecting import Collecting
+from support.collecting import Collector
 from support.polling import eventually
 from support.scripted_mlflow import ApiError, ScriptedMlflow
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
@@ -57,28 +57,28 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOllama]:
 
 
 @pytest.fixture
-def bench(home: Path, server: ScriptedOllama) -> Collecting:
-    return Collecting(home, server.url)
+def bench(home: Path, server: ScriptedOllama) -> Collector:
+    return Collector(home, server.url)
 
 
-def after_calls(server: ScriptedOllama, count: int) -> None:
+def wait_for_calls(server: ScriptedOllama, count: int) -> None:
     """Wait until the server has received `count` requests."""
     assert eventually(lambda: len(server.log.calls()) >= count)
 
 
-def at_request(server: ScriptedOllama, number: int, action: Callable[[], object]) -> None:
+def during_request(server: ScriptedOllama, number: int, action: Callable[[], object]) -> None:
     """Call `action` on a thread while the server holds request `number`; it answers afterwards."""
     server.add_faults(Fault("hold", calls=(number,)))
 
     def act() -> None:
-        after_calls(server, number)
+        wait_for_calls(server, number)
         action()
         server.clear_faults("hold")
 
     threading.Thread(target=act).start()
 
 
-def has_event(bench: Collecting, wanted: Callable[[Event], bool]) -> bool:
+def wait_for_event(bench: Collector, wanted: Callable[[Event], bool]) -> bool:
     """Wait until the collect has emitted such an event."""
     return eventually(lambda: any(map(wanted, bench.events)))
 
@@ -87,13 +87,13 @@ def is_waiting(event: Event) -> bool:
     return isinstance(event, Waiting)
 
 
-def chats(server: ScriptedOllama) -> int:
+def chat_count(server: ScriptedOllama) -> int:
     return len(server.log.calls())
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_the_whole_grid_is_recorded_with_one_load_per_model(
-    bench: Collecting, server: ScriptedOllama, concurrency: int
+    bench: Collector, server: ScriptedOllama, concurrency: int
 ) -> None:
     summary = bench.run(concurrency=concurrency)
     assert (summary.cells, summary.generated, summary.failed) == (CELLS, CELLS, 0)
@@ -103,17 +103,17 @@ def test_the_whole_grid_is_recorded_with_one_load_per_model(
     assert not server.resident
 
 
-def test_a_second_collect_generates_nothing(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_second_collect_generates_nothing(bench: Collector, server: ScriptedOllama) -> None:
     bench.run()
-    before = chats(server)
+    before = chat_count(server)
     again = bench.run()
     assert (again.generated, again.recorded_before) == (0, CELLS)
-    assert chats(server) == before
+    assert chat_count(server) == before
     assert len(bench.runs()) == CELLS
 
 
 def test_an_interrupt_before_a_batch_is_saved_loses_no_finished_answer(
-    bench: Collecting, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
@@ -126,19 +126,19 @@ def test_an_interrupt_before_a_batch_is_saved_loses_no_finished_answer(
     assert bench.run(models="alpha:135m", prompts="v1").generated < 4
 
 
-def test_a_larger_grid_generates_only_what_is_new(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_larger_grid_generates_only_what_is_new(bench: Collector, server: ScriptedOllama) -> None:
     bench.run(prompts="v1")
     assert bench.run().generated == CELLS - 8
     assert len(bench.finished()) == CELLS
 
 
-def design_of(bench: Collecting) -> Design | None:
+def design_of(bench: Collector) -> Design | None:
     found = bench.store.experiment("tip-bench-auto")
     return read_design(found.tags) if found else None
 
 
 def test_first_collect_records_the_design_and_a_later_one_adds_scenarios_until_a_person_has_scored(
-    bench: Collecting,
+    bench: Collector,
 ) -> None:
     order = [scenario.id for scenario in load_suite("tips-32").scenarios]
     bench.run(models="baseline:template", suite="tips-32", n_scenarios=8)
@@ -154,7 +154,7 @@ def test_first_collect_records_the_design_and_a_later_one_adds_scenarios_until_a
     assert "Scenarios are added after the first score" in bench.messages()
 
 
-def test_one_look_can_be_planned(bench: Collecting) -> None:
+def test_one_look_can_be_planned(bench: Collector) -> None:
     bench.run(models="baseline:template", suite="tips-32", n_scenarios=16, looks="one")
     design = design_of(bench)
     assert design is not None
@@ -163,7 +163,7 @@ def test_one_look_can_be_planned(bench: Collecting) -> None:
     assert (design_of(bench) or design).looks == (20,)
 
 
-def test_experiment_with_scores_and_no_design_gets_none(bench: Collecting) -> None:
+def test_experiment_with_scores_and_no_design_gets_none(bench: Collector) -> None:
     bench.run(models="baseline:template")
     found = bench.store.experiment("tip-bench-auto")
     assert found is not None
@@ -174,7 +174,7 @@ def test_experiment_with_scores_and_no_design_gets_none(bench: Collecting) -> No
     assert design_of(bench) is None
 
 
-def test_progress_is_reported_block_by_block(bench: Collecting) -> None:
+def test_progress_is_reported_block_by_block(bench: Collector) -> None:
     bench.run()
     blocks = [event for event in bench.events if isinstance(event, BlockStarted | BlockFinished)]
     assert blocks == [
@@ -185,7 +185,7 @@ def test_progress_is_reported_block_by_block(bench: Collecting) -> None:
     ]
 
 
-def test_the_collection_run_holds_the_evidence(bench: Collecting, server: ScriptedOllama) -> None:
+def test_the_collection_run_holds_the_evidence(bench: Collector, server: ScriptedOllama) -> None:
     server.set(call_s=0.05)
     summary = bench.run()
     (collection,) = bench.runs("collection")
@@ -199,7 +199,7 @@ def test_the_collection_run_holds_the_evidence(bench: Collecting, server: Script
     assert {run.tags["collection"] for run in bench.runs()} == {collection.tags["tipbench.record"]}
 
 
-def test_a_login_in_an_address_is_not_recorded(bench: Collecting) -> None:
+def test_a_login_in_an_address_is_not_recorded(bench: Collector) -> None:
     bench.run(mlflow_url="http://me:secret@mlflow.example:5000", prompts="v1")
     (collection,) = bench.runs("collection")
     _, texts = bench.store.get(collection.run_id)
@@ -208,7 +208,7 @@ def test_a_login_in_an_address_is_not_recorded(bench: Collecting) -> None:
 
 
 def test_failed_cells_are_recorded_and_tried_again_by_the_next_collect(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     server.add_faults(Fault("error_line", 3, calls=(2, 5)))
     first = bench.run()
@@ -225,7 +225,7 @@ def test_failed_cells_are_recorded_and_tried_again_by_the_next_collect(
     assert {run.run_id for run in superseded} == {run.run_id for run in failed}
 
 
-def test_a_cell_that_fails_again_supersedes_its_first_failure(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_cell_that_fails_again_supersedes_its_first_failure(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("error_line", 3, calls=(1,)))
     bench.run()
     server.clear_faults()
@@ -235,7 +235,7 @@ def test_a_cell_that_fails_again_supersedes_its_first_failure(bench: Collecting,
     assert states == ["no", "true"]
 
 
-def test_a_model_deleted_in_mid_run_is_not_requested_for_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_model_deleted_in_mid_run_is_not_requested_for_every_cell(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("missing", model="alpha:135m", calls=tuple(range(3, 99))))
     summary = bench.run()
     assert summary.failed == 10
@@ -243,7 +243,7 @@ def test_a_model_deleted_in_mid_run_is_not_requested_for_every_cell(bench: Colle
     assert len(bench.finished()) == CELLS - 10
 
 
-def test_a_model_that_will_not_load_is_given_up_after_three_cells(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_model_that_will_not_load_is_given_up_after_three_cells(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("load_error", model="alpha:135m"))
     summary = bench.run()
     assert summary.failed == 12
@@ -251,20 +251,20 @@ def test_a_model_that_will_not_load_is_given_up_after_three_cells(bench: Collect
     assert len(bench.finished()) == 12
 
 
-def test_an_ollama_that_restarts_loses_no_cell(bench: Collecting, server: ScriptedOllama) -> None:
+def test_an_ollama_that_restarts_loses_no_cell(bench: Collector, server: ScriptedOllama) -> None:
     def restart() -> None:
         server.pause_listening(lose_models=True)
-        assert has_event(bench, is_waiting)
+        assert wait_for_event(bench, is_waiting)
         server.resume()
 
-    at_request(server, 5, restart)
+    during_request(server, 5, restart)
     summary = bench.run()
     assert (summary.generated, summary.failed) == (CELLS, 0)
     assert any(isinstance(event, Resumed) for event in bench.events)
 
 
-def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Collecting, server: ScriptedOllama) -> None:
-    at_request(server, 4, server.pause_listening)
+def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Collector, server: ScriptedOllama) -> None:
+    during_request(server, 4, server.pause_listening)
     with pytest.raises(ServerUnavailable, match="was unavailable for 1 s"):
         bench.run(server_wait_s=1)
     done = len(bench.finished())
@@ -274,23 +274,23 @@ def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Coll
     assert bench.run().generated == CELLS - done
 
 
-def lose_mlflow(bench: Collecting, server: ScriptedOllama, at: int, back: Callable[[Event], bool] | None) -> None:
+def lose_mlflow(bench: Collector, server: ScriptedOllama, at: int, back: Callable[[Event], bool] | None) -> None:
     """Make MLflow unavailable from a request to Ollama on, until an event, or for good."""
 
     def act() -> None:
         bench.store.away = True
         if back is not None:
-            threading.Thread(target=come_back).start()
+            threading.Thread(target=restore_mlflow).start()
 
-    def come_back() -> None:
+    def restore_mlflow() -> None:
         assert back is not None
-        assert has_event(bench, back)
+        assert wait_for_event(bench, back)
         bench.store.away = False
 
-    at_request(server, at, act)
+    during_request(server, at, act)
 
 
-def test_without_mlflow_generation_continues_into_the_journal(bench: Collecting, server: ScriptedOllama) -> None:
+def test_without_mlflow_generation_continues_into_the_journal(bench: Collector, server: ScriptedOllama) -> None:
     bench.run(prompts="v1", n_scenarios=1)
     lose_mlflow(bench, server, 6, lambda event: isinstance(event, Message) and "kept in the journal" in event.text)
     summary = bench.run()
@@ -299,24 +299,24 @@ def test_without_mlflow_generation_continues_into_the_journal(bench: Collecting,
     assert "Results are kept in the journal" in bench.messages()
 
 
-def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collecting, server: ScriptedOllama, home: Path) -> None:
+def test_an_mlflow_that_stays_unavailable_loses_nothing(bench: Collector, server: ScriptedOllama, home: Path) -> None:
     bench.run(prompts="v1", n_scenarios=1)
     lose_mlflow(bench, server, 6, back=None)
     with pytest.raises(MlflowUnavailable, match=r"\d+ results are safe in the journal"):
         bench.run(server_wait_s=1)
-    assert chats(server) == CELLS
+    assert chat_count(server) == CELLS
     left = count_unstored((home / "journal").iterdir())
     assert left > 0
     bench.store.away = False
     again = bench.run()
     assert again.generated == 0
-    assert chats(server) == CELLS
+    assert chat_count(server) == CELLS
     assert len(bench.finished()) == CELLS
     assert count_unstored((home / "journal").iterdir()) == 0
 
 
 def test_a_damaged_line_of_the_journal_is_kept_and_its_cell_is_generated_again(
-    bench: Collecting, server: ScriptedOllama, home: Path
+    bench: Collector, server: ScriptedOllama, home: Path
 ) -> None:
     lose_mlflow(bench, server, 2, back=None)
     with pytest.raises(MlflowUnavailable):
@@ -334,7 +334,7 @@ def test_a_damaged_line_of_the_journal_is_kept_and_its_cell_is_generated_again(
 
 
 def test_a_journal_that_cannot_be_written_stops_the_run_at_once(
-    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.set(call_s=0.05)
     original = journal._write_all
@@ -350,19 +350,19 @@ def test_a_journal_that_cannot_be_written_stops_the_run_at_once(
     monkeypatch.setattr(journal, "_write_all", full)
     with pytest.raises(JournalError, match="No space left"):
         bench.run()
-    assert chats(server) <= 8
+    assert chat_count(server) <= 8
     assert not server.resident
 
 
-def test_a_model_too_large_is_refused_before_anything_is_generated(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_model_too_large_is_refused_before_anything_is_generated(bench: Collector, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("x:e2b", params=4_460_000_000))
     with pytest.raises(ModelRefused, match=r"x:e2b has 4\.46B parameters; the limit is 4B.*--skip-refused"):
         bench.run(models="alpha:135m,x:e2b")
-    assert chats(server) == 0
+    assert chat_count(server) == 0
     assert bench.runs() == []
 
 
-def test_skip_refused_runs_the_rest_and_records_the_refusal_once(bench: Collecting, server: ScriptedOllama) -> None:
+def test_skip_refused_runs_the_rest_and_records_the_refusal_once(bench: Collector, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("cloud:1b", remote_model="big", remote_host="https://elsewhere"))
     for _ in range(2):
         summary = bench.run(models="alpha:135m,cloud:1b,nosuch:1b", skip_refused=True)
@@ -374,12 +374,12 @@ def test_skip_refused_runs_the_rest_and_records_the_refusal_once(bench: Collecti
     assert server.log.calls("cloud:1b") == []
 
 
-def test_with_every_model_refused_the_collect_fails(bench: Collecting) -> None:
+def test_with_every_model_refused_the_collect_fails(bench: Collector) -> None:
     with pytest.raises(ModelRefused, match="ollama pull nosuch:1b"):
         bench.run(models="nosuch:1b", skip_refused=True)
 
 
-def test_a_moved_tag_makes_new_cells(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_moved_tag_makes_new_cells(bench: Collector, server: ScriptedOllama) -> None:
     bench.run(models="alpha:135m")
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
     assert bench.run(models="alpha:135m").generated == 12
@@ -387,7 +387,7 @@ def test_a_moved_tag_makes_new_cells(bench: Collecting, server: ScriptedOllama) 
 
 
 def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     bench.run(models="alpha:135m")
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
@@ -397,12 +397,12 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
     assert plan_json(plan)["stale"] == 12
 
 
-def test_a_second_collect_on_the_same_server_fails_or_waits(bench: Collecting, server: ScriptedOllama) -> None:
+def test_a_second_collect_on_the_same_server_fails_or_waits(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("hold", calls=(1,)))
     first = threading.Thread(target=lambda: bench.run(timeout_s=60))
     first.start()
-    after_calls(server, 1)
-    other = Collecting(bench.home, server.url, bench.store)
+    wait_for_calls(server, 1)
+    other = Collector(bench.home, server.url, bench.store)
     with pytest.raises(LockHeld, match=r"in use by a collect into tip-bench-auto \(process \d+ .*--wait"):
         other.run(evict=True)
     server.clear_faults()
@@ -413,30 +413,30 @@ def test_a_second_collect_on_the_same_server_fails_or_waits(bench: Collecting, s
     assert server.log.max_resident == 1
 
 
-def test_what_is_in_memory_at_the_start_is_evicted_only_on_request(bench: Collecting, server: ScriptedOllama) -> None:
+def test_what_is_in_memory_at_the_start_is_evicted_only_on_request(bench: Collector, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("foreign:7b"))
     server.load_foreign("foreign:7b")
     with pytest.raises(
         ResidencyError, match=r"foreign:7b is in the Ollama server's memory.*must be empty at the start"
     ):
         bench.run(models="baseline:template,alpha:135m")
-    assert chats(server) == 0
+    assert chat_count(server) == 0
     assert bench.runs() == [], "the rule holds before any engine generates"
     assert bench.run(evict=True).generated == CELLS
     assert server.log.max_resident == 1
 
 
 def test_a_foreign_model_in_mid_run_is_reported_and_its_cells_are_marked(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
 
     def load_and_unload() -> None:
         server.load_foreign("foreign:7b")
-        assert has_event(bench, lambda event: isinstance(event, Message) and "another client" in event.text)
+        assert wait_for_event(bench, lambda event: isinstance(event, Message) and "another client" in event.text)
         server.unload_foreign("foreign:7b")
 
-    at_request(server, 4, load_and_unload)
+    during_request(server, 4, load_and_unload)
     summary = bench.run(models="alpha:135m")
     marked = [run for run in bench.finished() if run.tags.get("foreign_resident") == "true"]
     assert 0 < len(marked) < 12
@@ -448,21 +448,19 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_cells_are_marked(
     assert collection.tags["foreign_models"] == "foreign:7b"
 
 
-def test_a_foreign_model_that_stays_does_not_spoil_a_complete_collect(
-    bench: Collecting, server: ScriptedOllama
-) -> None:
+def test_a_foreign_model_that_stays_does_not_spoil_a_complete_collect(bench: Collector, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    at_request(server, 4, lambda: server.load_foreign("foreign:7b"))
+    during_request(server, 4, lambda: server.load_foreign("foreign:7b"))
     summary = bench.run(models="alpha:135m", server_wait_s=2)
     assert (summary.generated, summary.failed) == (12, 0)
     assert server.resident == ("foreign:7b",)
 
 
 def test_a_foreign_model_between_two_models_ends_the_run_at_the_deadline(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
-    at_request(server, 4, lambda: server.load_foreign("foreign:7b"))
+    during_request(server, 4, lambda: server.load_foreign("foreign:7b"))
     with pytest.raises(ResidencyError, match=r"foreign:7b is still in memory .* --evict"):
         bench.run(server_wait_s=1)
     assert len(bench.finished()) == 12
@@ -470,28 +468,28 @@ def test_a_foreign_model_between_two_models_ends_the_run_at_the_deadline(
 
 
 def test_unload_call_pauses_for_an_absent_server_and_tolerates_a_foreign_model(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     server.add_model(ModelSpec("foreign:7b"))
 
     def disturb() -> None:
         server.pause_listening(lose_models=True)
-        assert has_event(bench, is_waiting)
+        assert wait_for_event(bench, is_waiting)
         server.load_foreign("foreign:7b")
         server.resume()
 
-    at_request(server, 3, disturb)
+    during_request(server, 3, disturb)
     summary = bench.run(models="alpha:135m", unload="call")
     assert (summary.generated, summary.failed) == (12, 0)
 
 
-def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Collecting, server: ScriptedOllama) -> None:
+def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("hold", calls=(1,)))
     with ScriptedOllama(["alpha:135m"]) as second:
         first = threading.Thread(target=lambda: bench.run(models="alpha:135m", timeout_s=60))
         first.start()
-        after_calls(server, 1)
-        other = Collecting(bench.home, second.url, bench.store)
+        wait_for_calls(server, 1)
+        other = Collector(bench.home, second.url, bench.store)
         with pytest.raises(LockHeld, match="alpha:135m for tip-bench-auto"):
             other.run(models="alpha:135m")
         server.clear_faults()
@@ -501,18 +499,18 @@ def test_two_servers_do_not_generate_the_same_cells_at_the_same_time(bench: Coll
 
 
 def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
-    other = Collecting(bench.home, server.url)
+    other = Collector(bench.home, server.url)
 
     def move_tag() -> None:
-        assert has_event(other, lambda event: isinstance(event, Message) and "waiting for Ollama" in event.text)
+        assert wait_for_event(other, lambda event: isinstance(event, Message) and "waiting for Ollama" in event.text)
         server.add_model(ModelSpec("beta:135m", blob="retrained"))
 
-    at_request(server, 1, move_tag)
+    during_request(server, 1, move_tag)
     first = threading.Thread(target=lambda: bench.run(models="alpha:135m", timeout_s=60))
     first.start()
-    after_calls(server, 1)
+    wait_for_calls(server, 1)
     other.run(models="beta:135m", wait=True)
     first.join()
     assert {run.params["model_digest"] for run in other.runs()} == {ModelSpec("beta:135m", blob="retrained").manifest}
@@ -520,7 +518,7 @@ def test_a_tag_moved_while_queued_is_seen_before_anything_is_generated(
 
 
 def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_old_digest(
-    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ollama, "KEEP_WARM_S", 2)  # the old weights no longer have a name to unload them by
 
@@ -528,7 +526,7 @@ def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_o
         server.add_model(ModelSpec("alpha:135m", blob="retrained"))
         server.set(call_s=0.5)  # gives the monitor time to take a sample
 
-    at_request(server, 4, move_tag)
+    during_request(server, 4, move_tag)
     with pytest.raises(OllamaError, match="its tag was moved"):
         bench.run(models="alpha:135m")
     clean = [run for run in bench.finished() if "foreign_resident" not in run.tags]
@@ -537,15 +535,13 @@ def test_a_tag_moved_in_mid_block_stops_the_run_instead_of_recording_under_the_o
     assert bench.run(models="alpha:135m", evict=True).generated == 12
 
 
-def test_an_alias_is_counted_once_and_reported(bench: Collecting, server: ScriptedOllama) -> None:
+def test_an_alias_is_counted_once_and_reported(bench: Collector, server: ScriptedOllama) -> None:
     server.add_model(ModelSpec("alias:135m", digest=ModelSpec("alpha:135m").manifest))
     assert bench.run(models="alpha:135m,alias:135m").cells == 12
     assert "alias:135m is the same model as alpha:135m" in bench.messages()
 
 
-def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(
-    bench: Collecting, server: ScriptedOllama
-) -> None:
+def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(bench: Collector, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)  # MLflow is unavailable for longer than it is waited for at the end
     lose_mlflow(bench, server, 2, lambda event: isinstance(event, Recording))
     summary = bench.run(models="alpha:135m", server_wait_s=1)
@@ -554,9 +550,9 @@ def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(
 
 
 def test_a_result_that_mlflow_rejects_does_not_block_the_others(
-    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse = _Refusing(bench.store, status=500, nth=2)
+    refuse = RefusingRecord(bench.store, status=500, nth=2)
     monkeypatch.setattr(bench.store, "record", refuse)
     with pytest.raises(MlflowError, match=r"refused 1 of the results.*1 result is safe in the journal"):
         bench.run(models="alpha:135m")
@@ -568,9 +564,9 @@ def test_a_result_that_mlflow_rejects_does_not_block_the_others(
 
 
 def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_never_set_aside(
-    bench: Collecting, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse = _Refusing(bench.store, status=500, nth=2)
+    refuse = RefusingRecord(bench.store, status=500, nth=2)
     monkeypatch.setattr(bench.store, "record", refuse)
     with pytest.raises(MlflowError, match="1 result is safe in the journal"):
         bench.run(models="alpha:135m")
@@ -584,7 +580,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
     assert len(bench.finished()) == 12
 
 
-class _FailingMlflow(ScriptedMlflow):
+class FailingMlflow(ScriptedMlflow):
     """Responds to requests of one kind with a server error, until `failing` is empty."""
 
     failing = ""
@@ -600,8 +596,8 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
     home: Path, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     monkeypatch.setattr(mlflow_http, "_RETRY_WAITS_S", (0.0, 0.0))
-    with _FailingMlflow() as mlflow, MlflowStore(mlflow.url) as store:
-        bench = Collecting(home, server.url, store=cast("MemoryStore", store))
+    with FailingMlflow() as mlflow, MlflowStore(mlflow.url) as store:
+        bench = Collector(home, server.url, store=cast("MemoryStore", store))
         mlflow.failing = failing
         with pytest.raises(MlflowUnavailable, match=r"5 results are safe in the journal"):
             bench.run(models="alpha:135m", prompts="v1", server_wait_s=0.5)
@@ -622,7 +618,7 @@ def test_results_that_met_server_errors_of_mlflow_are_drained_and_no_half_writte
     ],
 )
 def test_odd_lines_of_the_server_do_not_end_the_collect(
-    bench: Collecting, monkeypatch: pytest.MonkeyPatch, line: bytes, failed: int
+    bench: Collector, monkeypatch: pytest.MonkeyPatch, line: bytes, failed: int
 ) -> None:
     feed = ollama_api._AnswerReader.feed
     monkeypatch.setattr(ollama_api._AnswerReader, "feed", lambda reader, _chunk: feed(reader, line + b"\n"))
@@ -632,16 +628,16 @@ def test_odd_lines_of_the_server_do_not_end_the_collect(
 
 
 def test_an_mlflow_that_refuses_everything_stops_the_run_and_reports_what_is_safe(
-    bench: Collecting, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
+    bench: Collector, server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.set(call_s=0.2)
-    monkeypatch.setattr(bench.store, "record", _Refusing(bench.store, status=400, nth=None))
+    monkeypatch.setattr(bench.store, "record", RefusingRecord(bench.store, status=400, nth=None))
     with pytest.raises(MlflowError, match=r"no such experiment.* safe in the journal"):
         bench.run()
-    assert chats(server) < CELLS
+    assert chat_count(server) < CELLS
 
 
-class _Refusing:
+class RefusingRecord:
     """The store's `record`, refusing the nth new result every time (None: all of them)."""
 
     def __init__(self, store: MemoryStore, *, status: int, nth: int | None) -> None:
@@ -658,7 +654,7 @@ class _Refusing:
         return self._record(experiment_id, run, may_exist=may_exist)
 
 
-def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server: ScriptedOllama) -> None:
+def test_unload_call_frees_the_memory_after_every_cell(bench: Collector, server: ScriptedOllama) -> None:
     bench.run(unload="call", prompts="v1", concurrency=4)
     assert dict(server.log.loads) == {"alpha:135m": 4, "beta:135m": 4}
     assert server.log.max_resident == 1
@@ -667,7 +663,7 @@ def test_unload_call_frees_the_memory_after_every_cell(bench: Collecting, server
     assert {run.tags["memory_bytes"] for run in bench.runs()} == {run.tags["memory_bytes"] for run in one_at_a_time}
 
 
-def test_an_answer_without_done_is_recorded_as_aborted(bench: Collecting, server: ScriptedOllama) -> None:
+def test_an_answer_without_done_is_recorded_as_aborted(bench: Collector, server: ScriptedOllama) -> None:
     server.add_faults(Fault("no_done", 20, model="alpha:135m"))
     summary = bench.run()
     assert summary.failed == 0
@@ -677,14 +673,14 @@ def test_an_answer_without_done_is_recorded_as_aborted(bench: Collecting, server
 
 
 def test_engines_without_ollama_need_no_ollama(home: Path) -> None:
-    bench = Collecting(home, "http://127.0.0.1:9")
+    bench = Collector(home, "http://127.0.0.1:9")
     assert bench.run(models="baseline:template").generated == 4
     (collection,) = bench.runs("collection")
     assert "most_resident" not in collection.metrics
 
 
 def test_a_200_kb_answer_with_emoji_and_nuls_is_read_back_byte_for_byte(
-    bench: Collecting, server: ScriptedOllama
+    bench: Collector, server: ScriptedOllama
 ) -> None:
     server.add_faults(Fault("huge", 200_000))
     bench.run(models="alpha:135m", prompts="v1", n_scenarios=1)
@@ -705,11 +701,11 @@ def test_an_invalid_plan_is_refused_before_any_request_is_sent(
     home: Path, changes: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        Collecting(home, "http://127.0.0.1:9").run(**changes)
+        Collector(home, "http://127.0.0.1:9").run(**changes)
 
 
 def test_two_homes_at_once_leave_one_counted_run_per_cell(
-    bench: Collecting, server: ScriptedOllama, tmp_path: Path
+    bench: Collector, server: ScriptedOllama, tmp_path: Path
 ) -> None:
     both_have_planned = threading.Barrier(2, timeout=30)
 

@@ -37,13 +37,13 @@ def run(name: str = "one", **changes: object) -> NewRun:
     return NewRun(**(fields | changes))  # type: ignore[arg-type]
 
 
-def taken(journal: Journal) -> Entry:
+def take_entry(journal: Journal) -> Entry:
     entry = journal.take(0)
     assert entry is not None
     return entry
 
 
-def taken_over(folder: Path) -> list[NewRun]:
+def take_orphaned(folder: Path) -> list[NewRun]:
     found: list[NewRun] = []
     for journal in orphaned_journals(folder):
         while (entry := journal.take(0)) is not None:
@@ -58,14 +58,14 @@ def test_any_text_round_trips(text: str) -> None:
         journal = Journal(Path(folder))
         original = run(texts={"artifact:raw.txt": text})
         journal.append([original])
-        assert journal.read(taken(journal)) == original
+        assert journal.read(take_entry(journal)) == original
         journal.close()
 
 
 def test_lone_surrogates_round_trip(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run(texts={"artifact:raw.txt": "\ud83d alone"})])
-    assert journal.read(taken(journal)).texts == {"artifact:raw.txt": "\ud83d alone"}
+    assert journal.read(take_entry(journal)).texts == {"artifact:raw.txt": "\ud83d alone"}
     journal.close()
 
 
@@ -73,7 +73,7 @@ def test_stored_entries_are_removed_and_then_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
     for _ in range(2):
-        journal.mark_stored(taken(journal))
+        journal.mark_stored(take_entry(journal))
     assert journal.n_unstored() == 0
     journal.close()
     assert list(tmp_path.iterdir()) == []
@@ -82,10 +82,10 @@ def test_stored_entries_are_removed_and_then_the_file(tmp_path: Path) -> None:
 def test_entries_not_stored_are_found_by_the_next_process(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b"), run("c")])
-    journal.mark_stored(taken(journal))
+    journal.mark_stored(take_entry(journal))
     journal.close()
     assert count_unstored([tmp_path]) == 2
-    assert [found.name for found in taken_over(tmp_path)] == ["b", "c"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["b", "c"]
 
 
 @pytest.mark.process
@@ -111,19 +111,19 @@ def test_a_line_torn_by_a_crash_is_not_a_result(tmp_path: Path) -> None:
     data = journal.path.read_bytes()
     for cut in range(data.index(b"\n") + 1, len(data)):
         journal.path.write_bytes(data[:cut])
-        assert [found.name for found in taken_over(tmp_path)] == ["whole"]
+        assert [found.name for found in take_orphaned(tmp_path)] == ["whole"]
 
 
 def test_a_full_disk_stops_the_run_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
     journal.append([run("before")])
-    monkeypatch.setattr(journal_module, "_write_all", breaks_off(FULL))
+    monkeypatch.setattr(journal_module, "_write_all", failing_write(DISK_FULL))
     with pytest.raises(JournalError, match=r"No space left on device.*free some space"):
         journal.append([run("after")])
     monkeypatch.undo()
     journal.append([run("later")])
     journal.close()
-    assert [found.name for found in taken_over(tmp_path)] == ["before", "later"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["before", "later"]
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_long_run_does_not_grow_the_file_indefinitely(tmp_path: Path, monkeypa
     journal = Journal(tmp_path)
     for n in range(100):
         journal.append([run(f"run-{n}")])
-        entry = taken(journal)
+        entry = take_entry(journal)
         assert journal.read(entry).name == f"run-{n}"
         journal.mark_stored(entry)
     assert journal.path.stat().st_size < 8000
@@ -150,7 +150,7 @@ def test_each_server_and_experiment_has_its_own_folder(tmp_path: Path) -> None:
     assert len(folders) == 4
 
 
-def breaks_off(error: BaseException, written: int = 20) -> Callable[[int, bytes], NoReturn]:
+def failing_write(error: BaseException, written: int = 20) -> Callable[[int, bytes], NoReturn]:
     """A write that fails after some bytes."""
 
     def write(fd: int, data: bytes) -> NoReturn:
@@ -160,7 +160,7 @@ def breaks_off(error: BaseException, written: int = 20) -> Callable[[int, bytes]
     return write
 
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
+DISK_FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("written", [0, 20, 10_000])
@@ -169,17 +169,17 @@ def test_an_interrupted_append_leaves_nothing_and_the_next_one_succeeds(
 ) -> None:
     journal = Journal(tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(journal_module, "_write_all", breaks_off(KeyboardInterrupt(), written))
+        broken.setattr(journal_module, "_write_all", failing_write(KeyboardInterrupt(), written))
         with pytest.raises(KeyboardInterrupt):
             journal.append([run("interrupted")])
     assert journal.n_unstored() == 0
     assert journal.path.stat().st_size == 0
     journal.append([run("next")])
-    assert journal.read(taken(journal)).name == "next"
+    assert journal.read(take_entry(journal)).name == "next"
     journal.close()
 
 
-def interrupted_at(line: int, action: Callable[[], object]) -> bool:
+def is_interrupted_at(line: int, action: Callable[[], object]) -> bool:
     """Call it with a KeyboardInterrupt before the n-th line of journal.py; False if fewer lines run."""
     seen, before = 0, sys.gettrace()
 
@@ -207,22 +207,22 @@ def test_an_interrupt_at_any_line_leaves_file_and_queue_in_agreement(tmp_path: P
     for line in itertools.count(1):
         journal = Journal(tmp_path / f"{line}")
         journal.append([run("a"), run("b")])
-        first = taken(journal)
+        first = take_entry(journal)
         doing = partial(journal.append, [run("c")]) if act == "append" else partial(journal.mark_stored, first)
-        interrupted = interrupted_at(line, doing)
+        interrupted = is_interrupted_at(line, doing)
         journal.append([run("d")])
         queue = [journal.read(entry).name for entry in iter(lambda: journal.take(0), None)]  # noqa: B023
         assert queue in (["b", "d"], ["b", "c", "d"])
         first_is_unstored = act == "append" or journal.n_unstored() == 3
         assert journal.n_unstored() == len(queue) + first_is_unstored
         journal.close()
-        assert [found.name for found in taken_over(tmp_path / f"{line}")] == ["a"] * first_is_unstored + queue
+        assert [found.name for found in take_orphaned(tmp_path / f"{line}")] == ["a"] * first_is_unstored + queue
         if not interrupted:
             break
     assert line > 10
 
 
-SIGNALLED = """
+SIGNALLED_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from tipbench.record.journal import Journal
@@ -255,13 +255,13 @@ journal.close()
 @pytest.mark.process
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
 def test_a_signal_inside_fsync_leaves_a_journal_that_continues(tmp_path: Path, signal: str) -> None:
-    command = [sys.executable, "-c", SIGNALLED, str(tmp_path), signal]
+    command = [sys.executable, "-c", SIGNALLED_PROGRAM, str(tmp_path), signal]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["interrupted", "before", "after"]
-    assert [found.name for found in taken_over(tmp_path)] == ["before", "after"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["before", "after"]
 
 
-@pytest.mark.parametrize(("error", "raised"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+@pytest.mark.parametrize(("error", "raised"), [(DISK_FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
 def test_no_line_is_appended_after_a_half_line_that_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
 ) -> None:
@@ -272,35 +272,35 @@ def test_no_line_is_appended_after_a_half_line_that_cannot_be_removed(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(journal_module, "_write_all", breaks_off(error))
+        broken.setattr(journal_module, "_write_all", failing_write(error))
         broken.setattr(os, "ftruncate", stuck)
         with pytest.raises(raised, match=r"No space left" if raised is JournalError else None):
             journal.append([run("half")])
     with pytest.raises(JournalError, match=r"half a line.*Run the same command again"):
         journal.append([run("after")])
     with pytest.raises(JournalError, match="half a line"):
-        journal.mark_stored(taken(journal))
+        journal.mark_stored(take_entry(journal))
     journal.close()
-    assert [found.name for found in taken_over(tmp_path)] == ["before"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["before"]
 
 
-@pytest.mark.parametrize(("error", "raised"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+@pytest.mark.parametrize(("error", "raised"), [(DISK_FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
 def test_a_note_that_cannot_be_written_leaves_its_entry_to_the_next_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
 ) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a")])
     size = journal.path.stat().st_size
-    entry = taken(journal)
+    entry = take_entry(journal)
     with monkeypatch.context() as broken:
-        broken.setattr(journal_module, "_write_all", breaks_off(error, 5))
+        broken.setattr(journal_module, "_write_all", failing_write(error, 5))
         with pytest.raises(raised):
             journal.mark_stored(entry)
     assert journal.path.stat().st_size == size
     assert (journal.n_unstored(), journal.take(0)) == (1, None)
     journal.append([run("b")])
     journal.close()
-    assert [found.name for found in taken_over(tmp_path)] == ["a", "b"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["a", "b"]
 
 
 def test_a_closed_journal_accepts_nothing(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_drain_that_locks_a_new_journal_first_loses_nothing(
     assert list(tmp_path.iterdir()) == [journal.path]
     journal.append([run("safe")])
     journal.close()
-    assert [found.name for found in taken_over(tmp_path)] == ["safe"]
+    assert [found.name for found in take_orphaned(tmp_path)] == ["safe"]
 
 
 def test_a_journal_that_its_owner_removes_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,11 +381,11 @@ def test_a_line_begins_with_its_kind_and_ends_with_its_version_and_checksum(tmp_
 
 
 def test_a_line_without_a_version_is_read_as_version_1(tmp_path: Path) -> None:
-    left(tmp_path, lambda line: line.pop("v"))
-    assert taken_over(tmp_path) == [run()]
+    write_old_line(tmp_path, lambda line: line.pop("v"))
+    assert take_orphaned(tmp_path) == [run()]
 
 
-def left(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> Path:
+def write_old_line(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> Path:
     """A journal of a dead process with one line, changed."""
     journal = Journal(folder)
     journal.append([run()])
@@ -413,7 +413,7 @@ def left(folder: Path, change: Callable[[dict[str, dict[str, object]]], object])
 def test_a_journal_of_another_version_is_refused_and_left_as_it_is(
     tmp_path: Path, change: Callable[[dict[str, dict[str, object]]], object], seen: str
 ) -> None:
-    path = left(tmp_path, change)
+    path = write_old_line(tmp_path, change)
     content, before = path.read_bytes(), open_files()
     with pytest.raises(JournalError, match=rf"{path.name}.*{seen}.*reads version 1.*move the file away"):
         list(orphaned_journals(tmp_path))
@@ -424,8 +424,8 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(
 def test_an_entry_put_back_comes_after_all_others(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
-    journal.put_back(taken(journal))
-    assert [journal.read(taken(journal)).name for _ in range(2)] == ["b", "a"]
+    journal.put_back(take_entry(journal))
+    assert [journal.read(take_entry(journal)).name for _ in range(2)] == ["b", "a"]
     journal.close()
 
 
@@ -433,25 +433,25 @@ def test_a_result_set_aside_is_kept_next_to_the_journal_and_not_drained_again(tm
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
     lines = journal.path.read_bytes()
-    paths = {journal.set_aside(taken(journal)) for _ in range(2)}
+    paths = {journal.set_aside(take_entry(journal)) for _ in range(2)}
     assert journal.n_unstored() == 0
     journal.close()
     assert paths == set(tmp_path.iterdir()) == {journal.path.with_name(f"{journal.path.name}.refused")}
     assert paths.pop().read_bytes() == lines
-    assert taken_over(tmp_path) == []
+    assert take_orphaned(tmp_path) == []
 
 
-@pytest.mark.parametrize(("error", "raised"), [(FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
+@pytest.mark.parametrize(("error", "raised"), [(DISK_FULL, JournalError), (KeyboardInterrupt(), KeyboardInterrupt)])
 def test_a_result_that_cannot_be_set_aside_stays_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
 ) -> None:
     journal = Journal(tmp_path)
     journal.append([run("a"), run("b")])
-    rejected = journal.set_aside(taken(journal))
+    rejected = journal.set_aside(take_entry(journal))
     line = rejected.read_bytes()
-    entry = taken(journal)
+    entry = take_entry(journal)
     with monkeypatch.context() as broken:
-        broken.setattr(journal_module, "_write_all", breaks_off(error))
+        broken.setattr(journal_module, "_write_all", failing_write(error))
         with pytest.raises(raised):
             journal.set_aside(entry)
     assert (journal.n_unstored(), rejected.read_bytes()) == (1, line)
@@ -463,7 +463,7 @@ def test_a_torn_line_does_not_swallow_the_next_one_set_aside(tmp_path: Path) -> 
     journal.append([run()])
     journal.path.with_name(f"{journal.path.name}.refused").write_bytes(b'{"put":{"ki')
     lines = journal.path.read_bytes()
-    assert journal.set_aside(taken(journal)).read_bytes().splitlines(keepends=True)[-1] == lines
+    assert journal.set_aside(take_entry(journal)).read_bytes().splitlines(keepends=True)[-1] == lines
     journal.close()
 
 
@@ -471,8 +471,8 @@ def test_the_keys_of_finished_cells_are_found_in_open_and_abandoned_journals(tmp
     dead, alive = Journal(tmp_path), Journal(tmp_path)
     dead.append([run("a"), run("stored"), run("failed", ok=False), run("other", kind=RunKind.REFUSED, cell_key=None)])
     alive.append([run("b")])
-    dead.put_back(taken(dead))
-    dead.mark_stored(taken(dead))
+    dead.put_back(take_entry(dead))
+    dead.mark_stored(take_entry(dead))
     dead.close()
     with dead.path.open("ab") as file:
         file.write(b'not json\n{"put":{"kind":"cell","record_id":"torn')
@@ -491,7 +491,7 @@ def test_a_missing_folder_or_file_has_no_keys(tmp_path: Path, monkeypatch: pytes
     assert count_unstored([tmp_path]) == 1
 
 
-class AnyOrder(RuleBasedStateMachine):
+class JournalOperations(RuleBasedStateMachine):
     """After any operations in any order, the journal holds exactly what was appended and not stored."""
 
     def __init__(self) -> None:
@@ -499,26 +499,26 @@ class AnyOrder(RuleBasedStateMachine):
         self.home = tempfile.TemporaryDirectory()
         self.folder = Path(self.home.name)
         self.journal = Journal(self.folder)
-        self.there: set[str] = set()
+        self.unstored: set[str] = set()
         self.entries: list[Entry] = []  # taken, neither stored nor put back
         self.count = 0
 
-    def fresh(self, n: int) -> list[NewRun]:
+    def new_runs(self, n: int) -> list[NewRun]:
         self.count += n
         return [run(f"{k}", texts={"artifact:raw.txt": "x" * k}) for k in range(self.count - n, self.count)]
 
     @rule(n=st.integers(0, 3))
     def append(self, n: int) -> None:
-        runs = self.fresh(n)
+        runs = self.new_runs(n)
         self.journal.append(runs)
-        self.there |= {each.record_id for each in runs}
+        self.unstored |= {each.record_id for each in runs}
 
-    @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 900), n=st.integers(1, 3))
+    @rule(error=st.sampled_from([DISK_FULL, KeyboardInterrupt()]), written=st.integers(0, 900), n=st.integers(1, 3))
     def broken_append(self, error: BaseException, written: int, n: int) -> None:
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(journal_module, "_write_all", breaks_off(error, written))
+            broken.setattr(journal_module, "_write_all", failing_write(error, written))
             with pytest.raises((JournalError, KeyboardInterrupt)):
-                self.journal.append(self.fresh(n))
+                self.journal.append(self.new_runs(n))
 
     @rule()
     def interrupted_sync(self) -> None:
@@ -528,7 +528,7 @@ class AnyOrder(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as broken:
             broken.setattr(os, "fsync", fsync)
             with pytest.raises(KeyboardInterrupt):
-                self.journal.append(self.fresh(1))
+                self.journal.append(self.new_runs(1))
 
     @rule()
     def take(self) -> None:
@@ -548,13 +548,13 @@ class AnyOrder(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as small:
             small.setattr(journal_module, "_COMPACT_BYTES", compact)
             self.journal.mark_stored(entry)
-        self.there.discard(entry.record_id)
+        self.unstored.discard(entry.record_id)
 
     @precondition(lambda self: self.entries)
-    @rule(error=st.sampled_from([FULL, KeyboardInterrupt()]), written=st.integers(0, 40))
+    @rule(error=st.sampled_from([DISK_FULL, KeyboardInterrupt()]), written=st.integers(0, 40))
     def broken_mark_stored(self, error: BaseException, written: int) -> None:
         with pytest.MonkeyPatch.context() as broken:
-            broken.setattr(journal_module, "_write_all", breaks_off(error, written))
+            broken.setattr(journal_module, "_write_all", failing_write(error, written))
             with pytest.raises((JournalError, KeyboardInterrupt)):
                 self.journal.mark_stored(self.entries[-1])
 
@@ -569,17 +569,17 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        assert self.journal.n_unstored() == len(self.there) == count_unstored([self.folder])
-        assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.there
+        assert self.journal.n_unstored() == len(self.unstored) == count_unstored([self.folder])
+        assert {f"id-{key}" for key in journalled_keys(self.folder)} == self.unstored
 
     def teardown(self) -> None:
         self.journal.close()
-        assert {found.record_id for found in taken_over(self.folder)} == self.there
+        assert {found.record_id for found in take_orphaned(self.folder)} == self.unstored
         self.home.cleanup()
 
 
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=15, stateful_step_count=30)
+TestJournalOperations = JournalOperations.TestCase
+TestJournalOperations.settings = settings(max_examples=15, stateful_step_count=30)
 
 
 def test_a_changed_byte_is_never_read_as_a_result() -> None:
@@ -602,7 +602,7 @@ def test_damaged_lines_are_counted_and_their_file_is_kept(
     os.close(journal._fd)  # as after a crash: nothing is marked, and the lock is gone
     journal.path.write_bytes(journal.path.read_bytes().replace(b'"name":"a"', b'"name":"x"'))
     (found,) = orphaned_journals(tmp_path)
-    assert (found.n_damaged_lines, [entry.name for entry in [found.read(taken(found))]]) == (1, ["b"])
+    assert (found.n_damaged_lines, [entry.name for entry in [found.read(take_entry(found))]]) == (1, ["b"])
     for entry in list(found._unstored.values()):
         found.mark_stored(entry)
     found.close()
@@ -616,4 +616,4 @@ def test_lines_without_a_checksum_are_read(tmp_path: Path) -> None:
     journal.append([run("a")])
     os.close(journal._fd)
     journal.path.write_bytes(re.sub(rb',"sum":"[0-9a-f]{8}"', b"", journal.path.read_bytes()))
-    assert [each.name for each in taken_over(tmp_path)] == ["a"]
+    assert [each.name for each in take_orphaned(tmp_path)] == ["a"]

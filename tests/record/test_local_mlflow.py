@@ -24,7 +24,7 @@ from tipbench.record.run import NewRun, RunKind
 pytestmark = pytest.mark.real
 
 # Starts in a tenth of a second, and like MLflow: with a second process that does the work.
-STAND_IN = """
+FAKE_MLFLOW = """
     import http.server, os, signal, subprocess, sys
 
     def serve(port):
@@ -68,17 +68,17 @@ def _free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def local(home: Path, tmp_path: Path) -> Iterator[LocalMlflow]:
     script = tmp_path / "fake_mlflow.py"
-    script.write_text(textwrap.dedent(STAND_IN))
+    script.write_text(textwrap.dedent(FAKE_MLFLOW))
     local = LocalMlflow(home, command=[sys.executable, str(script)])
     yield local
     local.down()
 
 
-def failing(home: Path, code: str) -> LocalMlflow:
+def failing_mlflow(home: Path, code: str) -> LocalMlflow:
     return LocalMlflow(home, command=[sys.executable, "-c", code])
 
 
-def quiet(_: str) -> None:
+def ignore(_: str) -> None:
     pass
 
 
@@ -107,7 +107,7 @@ def test_the_real_server_starts_keeps_data_and_port_and_stops(home: Path) -> Non
             assert not local.status().running
             with pytest.raises(MlflowUnavailable):
                 store.experiments()
-            assert local.up(report=quiet) == url
+            assert local.up(report=ignore) == url
             assert store.get(run_id)[0].status == "FINISHED"
     finally:
         local.down()
@@ -122,13 +122,13 @@ def test_nothing_runs_before_the_first_start(local: LocalMlflow) -> None:
 
 
 def test_a_second_up_starts_no_second_server(local: LocalMlflow, home: Path) -> None:
-    assert local.up(report=quiet) == LocalMlflow(home).up(report=quiet)
+    assert local.up(report=ignore) == LocalMlflow(home).up(report=ignore)
     assert (local.folder / "starts").read_text() == "x"
 
 
 def test_two_concurrent_ups_start_one_server(local: LocalMlflow) -> None:
     urls: list[str] = []
-    threads = [threading.Thread(target=lambda: urls.append(local.up(report=quiet))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: urls.append(local.up(report=ignore))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -139,17 +139,17 @@ def test_two_concurrent_ups_start_one_server(local: LocalMlflow) -> None:
 
 
 def test_the_port_stays_when_it_is_free(local: LocalMlflow) -> None:
-    first = local.up(report=quiet)
+    first = local.up(report=ignore)
     assert local.down()
     assert local.status().url == first
-    assert local.up(report=quiet) == first
+    assert local.up(report=ignore) == first
 
 
 def test_another_port_is_taken_when_the_last_is_not_free(local: LocalMlflow) -> None:
-    first = local.up(report=quiet)
+    first = local.up(report=ignore)
     local.down()
     with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):
-        assert local.up(report=quiet) != first
+        assert local.up(report=ignore) != first
 
 
 def test_a_port_taken_at_the_last_moment_is_replaced(local: LocalMlflow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,11 +157,11 @@ def test_a_port_taken_at_the_last_moment_is_replaced(local: LocalMlflow, monkeyp
     with socket.create_server(("127.0.0.1", 0)) as rival:
         port = int(rival.getsockname()[1])
         monkeypatch.setattr(local_mlflow, "_free_port", lambda last, taken: real(last, taken) if taken else port)
-        assert local.up(report=quiet) != f"http://127.0.0.1:{port}"
+        assert local.up(report=ignore) != f"http://127.0.0.1:{port}"
 
 
 def test_a_process_that_reuses_the_pid_of_a_dead_server_is_not_stopped(local: LocalMlflow) -> None:
-    local.up(report=quiet)
+    local.up(report=ignore)
     local.down()
     facts = local.folder / "server.json"
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "pid": os.getpid()}))
@@ -173,7 +173,7 @@ def test_a_server_that_ignores_sigterm_is_killed(local: LocalMlflow, monkeypatch
     monkeypatch.setattr(local_mlflow, "STOP_S", 0.3)
     local.folder.mkdir(parents=True)
     (local.folder / "stubborn").touch()
-    local.up(report=quiet)
+    local.up(report=ignore)
     assert local.down()
     assert not local.status().running
 
@@ -187,24 +187,24 @@ def test_the_server_does_not_see_the_settings_of_another_mlflow(
 
 
 def test_a_server_that_dies_during_the_start_shows_the_end_of_its_log(home: Path) -> None:
-    local = failing(home, "print('first'); import sys; sys.exit('no space left on device')")
+    local = failing_mlflow(home, "print('first'); import sys; sys.exit('no space left on device')")
     with pytest.raises(LocalMlflowError, match="no space left on device"):
-        local.up(report=quiet)
+        local.up(report=ignore)
     assert not local.status().running
 
 
 def test_the_log_of_an_earlier_start_is_not_blamed(home: Path) -> None:
     with pytest.raises(LocalMlflowError, match="old trouble"):
-        failing(home, "print('old trouble')").up(report=quiet)
+        failing_mlflow(home, "print('old trouble')").up(report=ignore)
     with pytest.raises(LocalMlflowError) as caught:
-        failing(home, "print('new trouble')").up(report=quiet)
+        failing_mlflow(home, "print('new trouble')").up(report=ignore)
     assert "old trouble" not in str(caught.value)
 
 
 def test_a_server_that_never_responds_is_given_up_and_can_be_stopped(home: Path) -> None:
-    local = failing(home, "import time; time.sleep(60)")
+    local = failing_mlflow(home, "import time; time.sleep(60)")
     with pytest.raises(LocalMlflowError, match=r"did not respond within 0\.5 s"):
-        local.up(wait_s=0.5, report=quiet)
+        local.up(wait_s=0.5, report=ignore)
     assert local.status().running
     assert not local.status().healthy
     assert local.down()
@@ -212,18 +212,18 @@ def test_a_server_that_never_responds_is_given_up_and_can_be_stopped(home: Path)
 
 def test_a_missing_mlflow_names_the_extra(home: Path) -> None:
     with pytest.raises(LocalMlflowError, match=r"pip install 'tipbench\[local\]'"):
-        LocalMlflow(home, command=[sys.executable, "-S", "-E", "-m", "mlflow"]).up(report=quiet)
+        LocalMlflow(home, command=[sys.executable, "-S", "-E", "-m", "mlflow"]).up(report=ignore)
 
 
 def test_a_missing_program_is_an_error_with_its_name(home: Path) -> None:
     with pytest.raises(LocalMlflowError, match="No such file"):
-        LocalMlflow(home, command=["/nonexistent/mlflow"]).up(report=quiet)
+        LocalMlflow(home, command=["/nonexistent/mlflow"]).up(report=ignore)
 
 
 @pytest.mark.parametrize("line", ["Detected out-of-date database schema (found version 1)", "Can't locate revision 2"])
 def test_a_database_of_another_version_names_the_upgrade(home: Path, line: str) -> None:
     with pytest.raises(LocalMlflowError, match=r"mlflow db upgrade sqlite:///mlflow\.db"):
-        failing(home, f"import sys; sys.exit({line!r})").up(report=quiet)
+        failing_mlflow(home, f"import sys; sys.exit({line!r})").up(report=ignore)
 
 
 def test_a_damaged_server_json_does_not_prevent_a_start(local: LocalMlflow) -> None:
@@ -231,25 +231,25 @@ def test_a_damaged_server_json_does_not_prevent_a_start(local: LocalMlflow) -> N
     for content in ("", "[]", '{"port": "x", "pid": []}', "\x00"):
         (local.folder / "server.json").write_text(content)
         assert not local.status().running
-    assert local.up(report=quiet).startswith("http://127.0.0.1:")
+    assert local.up(report=ignore).startswith("http://127.0.0.1:")
 
 
 # Which server is used
 
 
-def find(url: str | None, home: Path, *usual: str, start: bool = False) -> MlflowServer:
-    return find_mlflow(url, home, start=start, report=quiet, usual_urls=usual)
+def find_server(url: str | None, home: Path, *usual: str, start: bool = False) -> MlflowServer:
+    return find_mlflow(url, home, start=start, report=ignore, usual_urls=usual)
 
 
 def test_a_store_without_rest_is_refused(home: Path) -> None:
     for url in ["file:./mlruns", "sqlite:///mlflow.db", "databricks"]:
         with pytest.raises(UsageError, match="REST"):
-            find(url, home)
+            find_server(url, home)
 
 
 def test_a_named_server_is_used_whether_it_responds_or_not(home: Path) -> None:
     url = f"http://MLflow.example:80/{'mlflow/'}"
-    found = find(url, home)
+    found = find_server(url, home)
     assert (found.identity, found.description) == (
         "http://mlflow.example:80/mlflow",
         "MLflow at http://mlflow.example/mlflow",
@@ -257,7 +257,7 @@ def test_a_named_server_is_used_whether_it_responds_or_not(home: Path) -> None:
 
 
 def test_a_password_is_kept_for_use_and_not_shown(home: Path) -> None:
-    found = find("http://ann:secret@mlflow.example", home)
+    found = find_server("http://ann:secret@mlflow.example", home)
     assert "secret" in found.url
     assert "secret" not in found.description + found.identity
 
@@ -269,7 +269,7 @@ def test_one_server_has_one_identity() -> None:
 
 def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
-    found = find(None, home, closed, mlflow_url)
+    found = find_server(None, home, closed, mlflow_url)
     assert found == MlflowServer(
         mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found on the usual port)"
     )
@@ -278,42 +278,42 @@ def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> No
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
     home: Path, local: LocalMlflow, tmp_path: Path
 ) -> None:
-    other = local.up(report=quiet)  # the fake server responds with "?" to every request
+    other = local.up(report=ignore)  # the fake server responds with "?" to every request
     with pytest.raises(LocalMlflowError, match="tipbench mlflow up"):
-        find(None, tmp_path / "other", other)
+        find_server(None, tmp_path / "other", other)
 
 
 def test_a_port_that_never_responds_takes_a_second_at_most(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(LocalMlflowError, match="--mlflow-url"):
-            find(None, home, url, url + "/mlflow")
+            find_server(None, home, url, url + "/mlflow")
 
 
 def test_the_running_local_server_is_found_and_known_by_its_home(local: LocalMlflow, home: Path) -> None:
-    url = local.up(report=quiet)
-    assert find(None, home) == MlflowServer(url, f"local:{home.resolve()}", f"local MLflow at {url}")
+    url = local.up(report=ignore)
+    assert find_server(None, home) == MlflowServer(url, f"local:{home.resolve()}", f"local MLflow at {url}")
 
 
 def test_the_local_server_keeps_its_identity_when_named_running_or_not(local: LocalMlflow, home: Path) -> None:
-    url = local.up(report=quiet).replace("127.0.0.1", "localhost")
-    assert find(url, home).identity == f"local:{home.resolve()}"
+    url = local.up(report=ignore).replace("127.0.0.1", "localhost")
+    assert find_server(url, home).identity == f"local:{home.resolve()}"
     local.down()
-    assert find(url, home).identity == f"local:{home.resolve()}"
+    assert find_server(url, home).identity == f"local:{home.resolve()}"
 
 
 def test_another_program_on_the_port_of_the_local_server_is_ignored(home: Path, mlflow_url: str) -> None:
     (home / "mlflow").mkdir(parents=True)
     facts = {"port": int(mlflow_url.rpartition(":")[2])}
     (home / "mlflow" / "server.json").write_text(json.dumps(facts))
-    assert find(mlflow_url, home).identity == canonical_url(mlflow_url)
+    assert find_server(mlflow_url, home).identity == canonical_url(mlflow_url)
 
 
 def test_the_local_server_is_started_on_request(
     local: LocalMlflow, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tipbench.record.mlflow.LocalMlflow", lambda _: local)
-    found = find(None, home, start=True)
+    found = find_server(None, home, start=True)
     assert found.description == f"local MLflow at {found.url} (started by tipbench)"
     assert local.status().healthy
 
@@ -327,7 +327,7 @@ def test_a_file_in_place_of_the_folder_is_a_usage_error(local: LocalMlflow, home
     assert not local.status().running
     assert not local.has_data()
     with pytest.raises(UsageError, match=r"mlflow cannot be created: File exists\. Set TIPBENCH_HOME"):
-        local.up(report=quiet)
+        local.up(report=ignore)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_file_in_place_of_the_folder_is_a_usage_error(local: LocalMlflow, home
 def test_a_file_that_may_not_be_written_is_named(home: Path, name: str, what: str) -> None:
     (home / "mlflow" / name).mkdir(parents=True)
     with pytest.raises(UsageError, match=rf"{what}: Is a directory\. Set TIPBENCH_HOME"):
-        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
+        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=ignore)
 
 
 def test_a_full_disk_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,4 +350,4 @@ def test_a_full_disk_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("tipbench.files.os.fsync", fail)
     with pytest.raises(TipbenchError, match=r"No space left on device\. Free some space"):
-        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=quiet)
+        LocalMlflow(home, command=[sys.executable, "-c", ""]).up(report=ignore)

@@ -26,7 +26,7 @@ Response = tuple[int, str, bytes]
 JSON = "application/json"
 
 
-class Scripted(ThreadingHTTPServer):
+class ScriptedHttp(ThreadingHTTPServer):
     """Responds to every request from one function and records the requests."""
 
     daemon_threads = True
@@ -43,7 +43,7 @@ class Scripted(ThreadingHTTPServer):
         self.connections.append(connection)
         return connection, address
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         for connection in self.connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -58,7 +58,7 @@ class Scripted(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Scripted
+    server: ScriptedHttp
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -80,19 +80,19 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(server: Scripted) -> Iterator[Scripted]:
+def serving(server: ScriptedHttp) -> Iterator[ScriptedHttp]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
     server.shutdown()
     thread.join()
-    server.hang_up()
+    server.close_connections()
     server.server_close()
 
 
 @pytest.fixture
-def scripted() -> Iterator[Scripted]:
-    with serving(Scripted()) as server:
+def scripted() -> Iterator[ScriptedHttp]:
+    with serving(ScriptedHttp()) as server:
         yield server
 
 
@@ -102,7 +102,7 @@ def store(mlflow_url: str) -> Iterator[MlflowStore]:
         yield store
 
 
-def a_run(**changes: object) -> NewRun:
+def new_run(**changes: object) -> NewRun:
     given: dict[str, object] = {
         "kind": RunKind.CELL,
         "record_id": uuid.uuid4().hex,
@@ -116,7 +116,7 @@ def a_run(**changes: object) -> NewRun:
     return NewRun(**(given | changes))  # type: ignore[arg-type]
 
 
-def an_experiment(store: MlflowStore) -> str:
+def new_experiment(store: MlflowStore) -> str:
     return store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}").experiment_id
 
 
@@ -151,10 +151,10 @@ def test_a_superfluous_prefix_is_explained(real_mlflow_url: str) -> None:
         store.experiments()
 
 
-def test_a_prefix_is_part_of_every_address(scripted: Scripted) -> None:
+def test_a_prefix_is_part_of_every_address(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url + "/mlflow/") as store:
-        store.record("1", a_run())
+        store.record("1", new_run())
         assert store.experiment_url("1") == f"{scripted.url}/mlflow/#/experiments/1/runs"
     assert {path.partition("/runs/")[0] for path, _, _ in scripted.seen} == {"/mlflow/api/2.0/mlflow"}
 
@@ -168,8 +168,8 @@ def test_links_use_the_public_address_if_there_is_one(mlflow_url: str) -> None:
 def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlflow, "RUNS_PER_PAGE", 2)
     monkeypatch.setattr(mlflow, "EXPERIMENTS_PER_PAGE", 1)
-    experiment = an_experiment(store)
-    ids = {store.record(experiment, a_run(cell_key=str(number), start_ms=number)) for number in range(5)}
+    experiment = new_experiment(store)
+    ids = {store.record(experiment, new_run(cell_key=str(number), start_ms=number)) for number in range(5)}
     assert {run.run_id for run in store.search(experiment, where={"kind": "cell"})} == ids
     assert len(list(store.search(experiment, where={}, limit=3))) == 3
     assert experiment in {each.experiment_id for each in store.experiments()}
@@ -178,24 +178,24 @@ def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.M
 def test_a_page_that_is_too_large_is_requested_in_smaller_pieces(
     store: MlflowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = an_experiment(store)
+    experiment = new_experiment(store)
     texts = {"artifact:raw.txt": "x" * 20_000}
-    ids = {store.record(experiment, a_run(cell_key=str(n), start_ms=n, texts=texts)) for n in range(5)}
+    ids = {store.record(experiment, new_run(cell_key=str(n), start_ms=n, texts=texts)) for n in range(5)}
     monkeypatch.setattr(mlflow_http, "MAX_BYTES", 50_000)
     assert {run.run_id for run in store.search(experiment, where={})} == ids
 
 
 def test_a_run_that_is_too_large_for_any_page_is_refused(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = an_experiment(store)
-    store.record(experiment, a_run(texts={"artifact:raw.txt": "x" * 20_000}))
+    experiment = new_experiment(store)
+    store.record(experiment, new_run(texts={"artifact:raw.txt": "x" * 20_000}))
     monkeypatch.setattr(mlflow_http, "MAX_BYTES", 5_000)
     with pytest.raises(MlflowError, match="more than"):
         list(store.search(experiment, where={}))
 
 
 def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> None:
-    experiment = an_experiment(store)
-    run = a_run(texts={"artifact:raw.txt": "x" * 900_000}, tags={f"t{n}": "v" for n in range(150)})
+    experiment = new_experiment(store)
+    run = new_run(texts={"artifact:raw.txt": "x" * 900_000}, tags={f"t{n}": "v" for n in range(150)})
     first, second, *_ = run_batches(run, checked_tags(run))
     create = {"experiment_id": experiment, "start_time": run.start_ms, "tags": first.tags}
     api = f"{store.url}/api/2.0/mlflow/runs"
@@ -209,27 +209,27 @@ def test_a_run_interrupted_after_its_params_is_completed(store: MlflowStore) -> 
 
 def test_a_text_of_more_than_999_parts_is_kept(store: MlflowStore) -> None:
     text = "".join(f"{number:08d}" for number in range(1_000_500))
-    run_id = store.record(an_experiment(store), a_run(texts={"artifact:raw.txt": text}))
+    run_id = store.record(new_experiment(store), new_run(texts={"artifact:raw.txt": text}))
     assert store.get(run_id)[1] == {"artifact:raw.txt": text}
 
 
-class DyingTransport(httpx.HTTPTransport):
+class FailingTransport(httpx.HTTPTransport):
     """A client that dies after some requests."""
 
-    def __init__(self, lives: int) -> None:
+    def __init__(self, requests_left: int) -> None:
         super().__init__()
-        self.lives = lives
+        self.requests_left = requests_left
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if self.lives == 0:
+        if self.requests_left == 0:
             raise httpx.ConnectError("the client died")
-        self.lives -= 1
+        self.requests_left -= 1
         return super().handle_request(request)
 
 
-def update_and_die(url: str, run_id: str, change: RunChange, *, after: int) -> bool:
+def update_until_failure(url: str, run_id: str, change: RunChange, *, after: int) -> bool:
     """Return whether the update ends within `after` requests."""
-    with httpx.Client(transport=DyingTransport(after), trust_env=False) as client:
+    with httpx.Client(transport=FailingTransport(after), trust_env=False) as client:
         try:
             MlflowStore(url, client=client).update(run_id, change)
         except MlflowUnavailable:
@@ -244,10 +244,10 @@ def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
         monkeypatch.setattr(texts, "MAX_TAG_CHARS", 10)
         monkeypatch.setattr(mlflow_wire, "MAX_BATCH_TAGS", 5)
         before, after = {"artifact:a": "a" * old}, {"artifact:a": "b" * new}
-        run_id = store.record(an_experiment(store), a_run(texts=before, tags={"state": "pending"}))
+        run_id = store.record(new_experiment(store), new_run(texts=before, tags={"state": "pending"}))
         change = RunChange(texts=after, tags={"state": "judged"}, at_ms=1)
-        for lives in range(30):
-            done = update_and_die(store.url, run_id, change, after=lives)
+        for requests_left in range(30):
+            done = update_until_failure(store.url, run_id, change, after=requests_left)
             run, now = store.get(run_id)
             assert now == (after if run.state == "judged" else before)
             if done:
@@ -258,13 +258,13 @@ def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
 
 
 def test_a_failed_cleanup_does_not_fail_the_update(store: MlflowStore) -> None:
-    run_id = store.record(an_experiment(store), a_run(texts={"artifact:a": "x" * 30_000}))
-    assert update_and_die(store.url, run_id, RunChange(texts={"artifact:a": "y"}, at_ms=1), after=2)
+    run_id = store.record(new_experiment(store), new_run(texts={"artifact:a": "x" * 30_000}))
+    assert update_until_failure(store.url, run_id, RunChange(texts={"artifact:a": "y"}, at_ms=1), after=2)
     assert store.get(run_id)[1] == {"artifact:a": "y"}
 
 
 def test_an_update_of_a_deleted_run_is_refused(store: MlflowStore) -> None:
-    run_id = store.record(an_experiment(store), a_run())
+    run_id = store.record(new_experiment(store), new_run())
     url = f"{store.url}/api/2.0/mlflow/runs/delete"
     httpx.post(url, json={"run_id": run_id}, trust_env=False).raise_for_status()
     with pytest.raises(MlflowError, match="deleted"):
@@ -285,7 +285,7 @@ def test_query_and_fragment_of_a_pasted_address_are_dropped() -> None:
         assert store.url == "http://localhost:5000/mlflow"
 
 
-def test_a_password_is_sent_and_never_shown(scripted: Scripted) -> None:
+def test_a_password_is_sent_and_never_shown(scripted: ScriptedHttp) -> None:
     scripted.responds_with(401, b"You are not authenticated", "text/plain")
     with (
         MlflowStore(scripted.url.replace("//", "//ann:secret@")) as store,
@@ -296,7 +296,7 @@ def test_a_password_is_sent_and_never_shown(scripted: Scripted) -> None:
     assert "secret" not in str(caught.value) + store.url
 
 
-def test_name_password_and_token_are_sent(scripted: Scripted) -> None:
+def test_name_password_and_token_are_sent(scripted: ScriptedHttp) -> None:
     with MlflowStore(scripted.url, username="ann", password="x") as store:
         store.experiments()
     with MlflowStore(scripted.url, token="t0k") as store:
@@ -305,7 +305,7 @@ def test_name_password_and_token_are_sent(scripted: Scripted) -> None:
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with MlflowStore(scripted.url) as store:
@@ -313,7 +313,7 @@ def test_a_proxy_of_the_environment_is_not_used_for_this_machine(
 
 
 def test_a_proxy_of_the_environment_is_used_for_other_machines(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", scripted.url)
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -342,7 +342,7 @@ def test_unreadable_certificates_are_a_usage_error(tmp_path: Path, monkeypatch: 
 # Faults
 
 
-def test_a_response_of_not_available_is_unavailable(scripted: Scripted) -> None:
+def test_a_response_of_not_available_is_unavailable(scripted: ScriptedHttp) -> None:
     for status in [408, 429, 502, 503, 504]:
         scripted.responds_with(status, b"<html>Bad gateway</html>", "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match=str(status)) as caught:
@@ -350,7 +350,7 @@ def test_a_response_of_not_available_is_unavailable(scripted: Scripted) -> None:
         assert f"Host: 127.0.0.1:{scripted.server_port}" in str(caught.value)
 
 
-def test_a_locked_database_is_unavailable(scripted: Scripted) -> None:
+def test_a_locked_database_is_unavailable(scripted: ScriptedHttp) -> None:
     scripted.responds_with(500, b'{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowUnavailable, match="database is locked"):
         store.experiments()
@@ -365,11 +365,11 @@ def test_no_server_is_unavailable() -> None:
 def test_a_server_that_comes_back_is_used_again() -> None:
     port = free_port()
     with MlflowStore(f"http://127.0.0.1:{port}") as store:
-        with serving(Scripted(port)):
+        with serving(ScriptedHttp(port)):
             store.mark_changed("1")
         with pytest.raises(MlflowUnavailable):
             store.mark_changed("1")
-        with serving(Scripted(port)):
+        with serving(ScriptedHttp(port)):
             store.mark_changed("1")
 
 
@@ -399,28 +399,30 @@ def test_a_response_slower_than_the_deadline_is_unavailable() -> None:
         thread.join()
 
 
-def test_something_else_on_the_port_is_named(scripted: Scripted) -> None:
+def test_something_else_on_the_port_is_named(scripted: ScriptedHttp) -> None:
     for body in [b"<html>hello</html>", b"", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000]:
         scripted.responds_with(200, body, "text/html")
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="Not an MLflow server"):
             store.experiments()
 
 
-def test_a_response_of_unknown_structure_is_refused(scripted: Scripted) -> None:
+def test_a_response_of_unknown_structure_is_refused(scripted: ScriptedHttp) -> None:
     for body in [b'{"runs": [{}]}', b'{"runs": 5}', b'{"runs": [{"info": 7}]}', b'{"runs": [null]}']:
         scripted.responds_with(200, body)
         with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="unexpected"):
             list(store.search("1", where={}))
 
 
-def test_a_response_that_cannot_be_decompressed_is_refused(scripted: Scripted) -> None:
+def test_a_response_that_cannot_be_decompressed_is_refused(scripted: ScriptedHttp) -> None:
     scripted.encoding = "gzip"
     scripted.responds_with(200, b"not gzip")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="cannot be decompressed"):
         store.experiments()
 
 
-def test_a_response_that_unpacks_to_too_much_is_refused(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_unpacks_to_too_much_is_refused(
+    scripted: ScriptedHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mlflow_http, "MAX_BYTES", 1_000_000)
     scripted.encoding = "gzip"
     scripted.responds_with(200, gzip.compress(b" " * 5_000_000))
@@ -428,26 +430,26 @@ def test_a_response_that_unpacks_to_too_much_is_refused(scripted: Scripted, monk
         store.get("1")
 
 
-def test_a_redirect_is_not_followed_blindly(scripted: Scripted) -> None:
+def test_a_redirect_is_not_followed_blindly(scripted: ScriptedHttp) -> None:
     scripted.responds_with(302, b"", "text/html")
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="redirects"):
         store.experiments()
 
 
-def test_other_refusals_keep_code_and_message(scripted: Scripted) -> None:
+def test_other_refusals_keep_code_and_message(scripted: ScriptedHttp) -> None:
     scripted.responds_with(400, b'{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad filter"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="bad filter") as caught:
         store.experiments()
     assert (caught.value.code, caught.value.status) == ("INVALID_PARAMETER_VALUE", 400)
 
 
-def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: Scripted) -> None:
+def test_a_server_that_repeats_a_page_does_not_cause_an_endless_loop(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, b'{"next_page_token": "again"}')
     with MlflowStore(scripted.url) as store, pytest.raises(MlflowError, match="same page"):
         store.experiments()
 
 
-def test_the_next_page_is_requested_before_a_page_is_parsed(scripted: Scripted) -> None:
+def test_the_next_page_is_requested_before_a_page_is_parsed(scripted: ScriptedHttp) -> None:
     second_requested = threading.Event()
 
     def respond(_path: str, body: bytes) -> Response:
@@ -461,7 +463,7 @@ def test_the_next_page_is_requested_before_a_page_is_parsed(scripted: Scripted) 
     assert second_requested.wait(10)
 
 
-def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: Scripted) -> None:
+def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: ScriptedHttp) -> None:
     def page(run_id: str, token: str | None = None) -> bytes:
         run = {"info": {"run_id": run_id, "status": "FINISHED"}, "data": {"tags": [{"key": "next_page_token"}]}}
         return json.dumps({"next_page_token": token, "runs": [run]} if token else {"runs": [run]}, indent=2).encode()
@@ -475,10 +477,10 @@ def test_all_pages_are_read_wherever_a_page_has_its_token(scripted: Scripted) ->
 # What is sent
 
 
-def test_an_ordinary_run_takes_three_requests(scripted: Scripted) -> None:
+def test_an_ordinary_run_takes_three_requests(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, json.dumps({"run": {"info": {"run_id": "r"}}}).encode())
     with MlflowStore(scripted.url) as store:
-        store.record("1", a_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
+        store.record("1", new_run(texts={"artifact:raw.txt": "x" * 20_000}, supersedes=("old",)))
     paths = [path.rpartition("/")[2] for path, _, _ in scripted.seen]
     assert paths == ["create", "log-batch", "update", "set-tag"]
 
@@ -488,7 +490,7 @@ def run_response(**tags: str) -> bytes:
     return json.dumps({"run": {"info": {"run_id": "r", "status": "FINISHED"}, "data": {"tags": pairs}}}).encode()
 
 
-def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
+def test_an_ordinary_update_takes_two_requests(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, run_response(state="pending", artifact__a="short"))
     change = RunChange(
         metrics={"tone": 1.0}, tags={"state": "judged"}, texts={"artifact:a": "s", "artifact:b": "x" * 20_000}, at_ms=5
@@ -502,14 +504,14 @@ def test_an_ordinary_update_takes_two_requests(scripted: Scripted) -> None:
     assert [tag["key"] for tag in json.loads(sent)["tags"]][-1] == "state"
 
 
-def test_an_update_of_nothing_sends_nothing(scripted: Scripted) -> None:
+def test_an_update_of_nothing_sends_nothing(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, run_response())
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(at_ms=5))
     assert len(scripted.seen) == 1
 
 
-def test_tags_that_another_writer_has_changed_are_not_deleted(scripted: Scripted) -> None:
+def test_tags_that_another_writer_has_changed_are_not_deleted(scripted: ScriptedHttp) -> None:
     scripted.responds_with(200, run_response(artifact__a="short"))
     with MlflowStore(scripted.url) as store:
         store.update("r", RunChange(texts={"artifact:a": "x" * 20_000}, at_ms=5))
@@ -534,7 +536,7 @@ def test_every_request_of_an_update_stays_within_the_limits() -> None:
 
 
 def test_every_request_stays_within_the_limits() -> None:
-    run = a_run(
+    run = new_run(
         params={f"p{number}": "😀" * 6000 for number in range(150)},
         metrics={f"m{number}": 1.0 for number in range(2500)},
         tags={f"t{number}": "\x01" * 7000 for number in range(120)},
@@ -561,7 +563,7 @@ def test_what_a_filter_cannot_express_is_filtered_after_reading() -> None:
     )
 
 
-def flaky(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.Client:
+def flaky_client(failures: list[httpx.Response | Exception], seen: list[str]) -> httpx.Client:
     """A client whose first requests fail; then every run exists and every write succeeds."""
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -588,7 +590,7 @@ def test_reads_and_repeatable_writes_survive_a_reset_and_a_server_error(
         failures = [failure, failure]
         if before:
             failures.insert(0, httpx.Response(200, content=run_response()))
-        store = MlflowStore("http://mlflow.example", client=flaky(failures, seen))
+        store = MlflowStore("http://mlflow.example", client=flaky_client(failures, seen))
         store.update("r", RunChange(tags={"note": "x"}, at_ms=1))
         assert sorted(set(seen)) == ["runs/get", "runs/log-batch"]
         assert len(seen) == 4
@@ -597,7 +599,7 @@ def test_reads_and_repeatable_writes_survive_a_reset_and_a_server_error(
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), httpx.Response(503)])
 def test_a_run_is_not_created_twice_after_a_reset(failure: httpx.Response | Exception) -> None:
     seen: list[str] = []
-    store = MlflowStore("http://mlflow.example", client=flaky([failure], seen))
+    store = MlflowStore("http://mlflow.example", client=flaky_client([failure], seen))
     with pytest.raises(MlflowUnavailable):
         store.record("1", NewRun(RunKind.CELL, "id", "name", 1, 2, cell_key="k"))
     assert seen == ["runs/create"]

@@ -49,7 +49,7 @@ def test_no_runs_have_no_stale_runs() -> None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RunKeys:
     model: str
     digest: str
     version: str
@@ -57,14 +57,14 @@ class Kind:
     when: str
 
 
-kinds = st.builds(
-    Kind,
+run_keys = st.builds(
+    RunKeys,
     *(st.sampled_from(choice) for choice in (["m", "n"], ["d1", "d2", "d3"], ["v1", "v2"], ["p1", "p2"], ["c", "w"])),
 )
 
 
-@given(st.lists(kinds, max_size=12), st.randoms())
-def test_what_is_left_never_mixes_two_builds_and_has_the_newest_of_each_name(many: list[Kind], rng: object) -> None:
+@given(st.lists(run_keys, max_size=12), st.randoms())
+def test_what_is_left_never_mixes_two_builds_and_has_the_newest_of_each_name(many: list[RunKeys], rng: object) -> None:
     runs = [run(str(at), at=at, **vars(kind)) for at, kind in enumerate(many)]
     shuffled = sorted(runs, key=lambda _: rng.random())  # type: ignore[attr-defined]
     stale = stale_runs(shuffled)
@@ -81,21 +81,21 @@ def test_what_is_left_never_mixes_two_builds_and_has_the_newest_of_each_name(man
         assert all(values == {newest[key]} for key, values in seen.items())
 
 
-def failed(made: StoredRun) -> StoredRun:
+def as_failed(made: StoredRun) -> StoredRun:
     return replace(made, status="FAILED", tags={**made.tags, "state": "failed"})
 
 
 def test_a_build_without_answers_makes_nothing_stale_and_is_not_stale() -> None:
-    runs = [run("answered", at=1), failed(run("tried", digest="d2", text="p2", at=2))]
+    runs = [run("answered", at=1), as_failed(run("tried", digest="d2", text="p2", at=2))]
     assert stale_runs(runs) == set()
 
 
 def test_a_failure_of_an_older_build_is_stale() -> None:
-    assert stale_runs([failed(run("tried", at=1)), run("answered", digest="d2", at=2)]) == {"tried"}
+    assert stale_runs([as_failed(run("tried", at=1)), run("answered", digest="d2", at=2)]) == {"tried"}
 
 
 def test_without_answers_the_newest_failure_decides() -> None:
-    assert stale_runs([failed(run("old", at=1)), failed(run("new", digest="d2", at=2))]) == {"old"}
+    assert stale_runs([as_failed(run("old", at=1)), as_failed(run("new", digest="d2", at=2))]) == {"old"}
 
 
 def test_a_scenario_that_was_rewritten_makes_its_older_content_stale() -> None:
@@ -104,11 +104,11 @@ def test_a_scenario_that_was_rewritten_makes_its_older_content_stale() -> None:
         return replace(made, params={**made.params, "scenario": "s"}, tags={**made.tags, "scenario_hash": content})
 
     assert stale_runs([at("old", "h1", 1), at("new", "h2", 2)]) == {"old"}
-    assert stale_runs([at("old", "h1", 1), failed(at("tried", "h2", 2))]) == set()
+    assert stale_runs([at("old", "h1", 1), as_failed(at("tried", "h2", 2))]) == set()
 
 
 def test_the_newest_answered_run_is_the_same_in_whatever_order() -> None:
-    runs = [run("a", at=1), run("b", at=1), failed(run("c", at=9))]
+    runs = [run("a", at=1), run("b", at=1), as_failed(run("c", at=9))]
     assert newest_answered_run(runs) == newest_answered_run(runs[::-1]) == runs[1]
     assert newest_answered_run(runs[2:]) == runs[2]
 

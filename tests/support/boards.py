@@ -19,7 +19,7 @@ from tipbench.record.run import StoredRun
 SCALES = ("relevance", "actionability", "tone")
 MODELS = ("qwen2.5:0.5b", "qwen2.5:1.5b", "gemma3:1b", "llama3.2:3b")
 PROMPTS = ("v1", "v2-mentor", "v3-few-shot")
-TWELVE = tuple(Pair(model, prompt) for model in MODELS for prompt in PROMPTS)
+PAIRS = tuple(Pair(model, prompt) for model in MODELS for prompt in PROMPTS)
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"'><img src=x onerror=alert(2)>",
@@ -63,7 +63,7 @@ def scenario_names(n: int) -> list[str]:
 
 
 def board(
-    pairs: Sequence[Pair] = TWELVE,
+    pairs: Sequence[Pair] = PAIRS,
     *,
     n: int = 8,
     lead: float = 1.5,

@@ -19,8 +19,8 @@ SMALL = {"n_tips": 2, "num_predict": 64, "n_scenarios": 4, "server_wait_s": 5, "
 
 
 @dataclass
-class Collecting:
-    """The home, store and server of several collects, and their events."""
+class Collector:
+    """Runs collects on one home, store and server, and keeps their events."""
 
     home: Path
     ollama_url: str

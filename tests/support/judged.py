@@ -14,7 +14,7 @@ from tipbench.record.run import StoredRun
 RUBRIC = "tip-v1@" + "a" * 64
 
 
-def scored(columns: Mapping[Pair, Sequence[float | None]], **over: Any) -> BoardCells:
+def cells_of(columns: Mapping[Pair, Sequence[float | None]], **over: Any) -> BoardCells:
     """The cells of a board with these composites by scenario; None is an unscored cell."""
     cells = [
         _cell(pair, f"p{at % 4}@s{at}", value) for pair, values in columns.items() for at, value in enumerate(values)

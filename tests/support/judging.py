@@ -139,7 +139,7 @@ def fill_csv(text: str, filled: Mapping[str, Any], *, delimiter: str = ",") -> s
     return out.getvalue()
 
 
-def by_hand(item: Mapping[str, Any]) -> dict[str, float]:
+def metrics_of(item: Mapping[str, Any]) -> dict[str, float]:
     """The expected metrics of a filled item under the built-in rubric: scales, flags and composite."""
     tips = item["tips"]
     means = {name: fmean(tip["scores"][name] for tip in tips) for name in tips[0]["scores"]}

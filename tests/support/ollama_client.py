@@ -44,32 +44,32 @@ class ChatResult:
 
 def chat(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> ChatResult:
     """Send a request to /api/chat and return the response."""
-    got = ChatResult(0, [], [])
+    result = ChatResult(0, [], [])
     body = {"model": model, "messages": MESSAGES} | more
     try:
         with (
             plain_client(timeout) as client,
             client.stream("POST", f"{url}/api/chat", json=body) as answer,
         ):
-            got.status = answer.status_code
+            result.status = answer.status_code
             buffer = b""
             for data in answer.iter_bytes():
                 buffer += data
                 while b"\n" in buffer:
                     line, buffer = buffer.split(b"\n", 1)
-                    _keep(line, got)
+                    _add_line(line, result)
             if buffer:
-                _keep(buffer, got)
+                _add_line(buffer, result)
     except httpx.HTTPError as exc:
-        got.error = type(exc).__name__
-    return got
+        result.error = type(exc).__name__
+    return result
 
 
-def _keep(line: bytes, got: ChatResult) -> None:
+def _add_line(line: bytes, result: ChatResult) -> None:
     try:
-        got.lines.append(json.loads(line))
+        result.lines.append(json.loads(line))
     except ValueError:
-        got.invalid_lines.append(repr(line))
+        result.invalid_lines.append(repr(line))
 
 
 def post(url: str, path: str, **body: object) -> httpx.Response:

@@ -13,7 +13,7 @@ from tipbench.plan.suite import load_suite
 SUITE = load_suite("tips")
 
 
-def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: object) -> list[PlannedCell]:
+def planned_cells(model: str = "alpha:135m", digest: str = "sha-alpha", **config: object) -> list[PlannedCell]:
     """A grid over one model."""
     return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest, has_prompt=engine_of(model).has_prompt)])
 
@@ -23,7 +23,7 @@ def ask(
 ) -> GenerationRequest:
     """The generation request of the first cell of a small grid."""
     values: dict[str, Any] = {"num_predict": 64, "n_tips": 2, **config}
-    cell = planned(model, **values)[0]
+    cell = planned_cells(model, **values)[0]
     return GenerationRequest(
         model=model,
         system=cell.rendered.system,

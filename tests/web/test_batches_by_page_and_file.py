@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.judging import MODELS, Rule, SheetDriver, agreed, always, by_hand, fill, items_of, record_cells
+from support.judging import MODELS, Rule, SheetDriver, agreed, always, fill, items_of, metrics_of, record_cells
 from tipbench.judge.apply import SheetApplier
 from tipbench.judge.check import check_sheet
 from tipbench.judge.sheet_file import sheet_csv
@@ -120,7 +120,9 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
             assert (outcome["status"], outcome["applied"]) == ("applied", len(raw["items"]))
             cells, scores = driver_of(served).cells(), driver_of(served).scores()
             for run_id, item in items_of(raw, kept(served, sheet)).items():
-                assert {name: cells[run_id].metrics[name] for name in by_hand(item)} == pytest.approx(by_hand(item))
+                assert {name: cells[run_id].metrics[name] for name in metrics_of(item)} == pytest.approx(
+                    metrics_of(item)
+                )
                 assert [given.judge for given in scores[run_id].counted] == [JUDGE]
         if not died:
             assert step > 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.judging import always, by_hand, fill, items_of
+from support.judging import always, fill, items_of, metrics_of
 from tipbench.record.store import MemoryStore
 from web.batching import JudgeClient, driver_of, first_item, given, kept, refused, whole_tips
 from web.panels import API, EXPERIMENT, JUDGE, Served, answered, serving
@@ -36,7 +36,7 @@ def test_a_closed_batch_counts(judge_client: JudgeClient) -> None:
     assert {scale["scale"] for scale in outcome["drift"]["scales"]} == {"relevance", "actionability", "tone"}
     judging, cells = kept(judge_client.served, batch["sheet"]), driver_of(judge_client.served).cells()
     for run_id, item in items_of(fill(judging), judging).items():
-        assert {name: cells[run_id].metrics[name] for name in by_hand(item)} == pytest.approx(by_hand(item))
+        assert {name: cells[run_id].metrics[name] for name in metrics_of(item)} == pytest.approx(metrics_of(item))
 
 
 def test_closing_again_answers_the_same_and_changes_nothing(judge_client: JudgeClient) -> None:

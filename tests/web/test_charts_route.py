@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.boards import TWELVE, board
+from support.boards import PAIRS, board
 from tipbench.charts import DARK, LIGHT, to_svg
 from tipbench.compare.charts import CHARTS as DRAWN
 from tipbench.compare.charts import ChartKind, kinds_of
@@ -24,10 +24,10 @@ CHARTS = f"{board_path()}/charts"
 
 LONG = Pair("hf.co/an-organisation/a-model-with-a-name-that-never-ends:Q4_K_M", "v" * 90)
 BOARDS = {
-    "two": board(TWELVE[:2]),
-    "a gap": board(TWELVE[:5], missing=lambda pair, name: pair == TWELVE[1] and name.startswith("nurse")),
+    "two": board(PAIRS[:2]),
+    "a gap": board(PAIRS[:5], missing=lambda pair, name: pair == PAIRS[1] and name.startswith("nurse")),
     "models": board(by="model"),
-    "long names": board([LONG, *TWELVE[:2]]),
+    "long names": board([LONG, *PAIRS[:2]]),
     "forty rows": board([Pair(f"m{at}:1b", prompt) for at in range(10) for prompt in ("v1", "v2", "v3", "v4")]),
 }
 

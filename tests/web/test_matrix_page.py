@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from support.judged import scored
+from support.judged import cells_of
 from tipbench.compare.cells import BoardCell, BoardCells
 from tipbench.compare.matrix import Pair
 from tipbench.web.panel.matrix import SHADES, MatrixEntry, Order, matrix_rows
@@ -23,25 +23,25 @@ def failed(cell: BoardCell) -> BoardCell:
 
 
 def test_repeats_are_averaged_and_shades_go_from_the_lowest_to_the_highest_mean() -> None:
-    first, second = scored({A: [4.0], B: [2.0]}), scored({A: [5.0], B: [2.0]})
+    first, second = cells_of({A: [4.0], B: [2.0]}), cells_of({A: [5.0], B: [2.0]})
     board = replace(first, cells=first.cells + second.cells)
     assert entries_of(board) == [(MatrixEntry(4.5, "judged", SHADES - 1), MatrixEntry(2.0, "judged", 0))]
 
 
 @pytest.mark.parametrize("failed_first", [True, False])
 def test_a_cell_is_failed_only_if_all_its_repeats_failed(failed_first: bool) -> None:
-    both, pending = scored({A: [None], B: [None]}).cells, scored({A: [None]}).cells
+    both, pending = cells_of({A: [None], B: [None]}).cells, cells_of({A: [None]}).cells
     runs = (*map(failed, both), *pending)
-    board = scored({}, cells=runs if failed_first else runs[::-1])
+    board = cells_of({}, cells=runs if failed_first else runs[::-1])
     assert entries_of(board) == [(MatrixEntry(None, "pending"), MatrixEntry(None, "failed"))]
 
 
 def test_a_pair_without_a_run_of_a_scenario_is_missing_there() -> None:
-    assert entries_of(scored({A: [4.0, 3.0], B: [2.0]}))[1][1] == MatrixEntry(None, "missing")
+    assert entries_of(cells_of({A: [4.0, 3.0], B: [2.0]}))[1][1] == MatrixEntry(None, "missing")
 
 
 @pytest.mark.parametrize(("order", "expected"), [("name", [0, 1, 2]), ("hardest", [1, 0, 2]), ("spread", [0, 1, 2])])
 def test_unjudged_scenarios_come_last_in_every_order_by_score(order: Order, expected: list[int]) -> None:
-    board = scored({A: [5.0, 2.0, None], B: [3.0, 1.0, None]})
+    board = cells_of({A: [5.0, 2.0, None], B: [3.0, 1.0, None]})
     names = [row.scenario for row in matrix_rows(board, [A, B], order)]
     assert [int(name.rpartition("s")[2]) for name in names] == expected

@@ -76,9 +76,9 @@ def test_an_empty_body_is_the_plan_of_the_defaults(home: Path) -> None:
 
 
 def test_what_is_recorded_is_not_planned_again(served: Served) -> None:
-    from support.collecting import Collecting
+    from support.collecting import Collector
 
-    done = Collecting(served.home, "http://127.0.0.1:9", store=served.store)  # type: ignore[arg-type]
+    done = Collector(served.home, "http://127.0.0.1:9", store=served.store)  # type: ignore[arg-type]
     done.run(**{**SMALL, "experiment": EXPERIMENT})
     body = served.post(f"{API}/plan", json={**SMALL, "num_predict": 64, "experiment": EXPERIMENT}).json()
     assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 2, 0)

@@ -221,9 +221,9 @@ def test_a_plan_with_every_model_refused_shows_it(served: Served) -> None:
 
 
 def test_recorded_cells_are_counted(served: Served) -> None:
-    from support.collecting import Collecting
+    from support.collecting import Collector
 
-    Collecting(served.home, f"http://{UNREACHABLE}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
+    Collector(served.home, f"http://{UNREACHABLE}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
     page = planned(served, num_predict="64").text
     assert "2 of 2 cells already recorded: nothing to generate" in page
 

@@ -1,4 +1,4 @@
-"""What a scheduler's tasks call: conf in, plain values out; on a scripted Ollama and a real MLflow."""
+"""The functions that Airflow's tasks call with a conf, and the plain values that they return."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ollama_two() -> Iterator[ScriptedOllama]:
 
 @pytest.fixture
 def conf(mlflow_url: str, ollama_two: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A conf whose servers the worker's settings have."""
+    """A conf with the servers that the worker's settings allow."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     monkeypatch.setenv("OLLAMA_HOST", ollama_two.url)
     monkeypatch.setenv("TIPBENCH_PANEL_URLS", DEAD)
@@ -83,7 +83,7 @@ def judge_cells(conf: dict[str, Any]) -> None:
 
 
 def scenarios_by_model(conf: dict[str, Any]) -> dict[str, int]:
-    """The models of the newest board, and of how many scored cells each row is made."""
+    """The models of the newest board, with the number of scenarios in their rows."""
     newest = max(runs(conf, "leaderboard"), key=lambda run: run.start_ms)
     with MlflowStore(conf["mlflow_url"]) as store:
         board = json.loads(store.get(newest.run_id)[1][BOARD])
@@ -91,7 +91,7 @@ def scenarios_by_model(conf: dict[str, Any]) -> dict[str, int]:
 
 
 def collect_cells(conf: dict[str, Any]) -> dict[str, Any]:
-    """The same collect as the tasks', inside this process."""
+    """Run the collect of the tasks with the command line; returns the conf."""
     names = ("prompts", "n_tips", "n_scenarios", "num_predict", "experiment", "ollama_url", "mlflow_url", "suite")
     options = [f"--{name.replace('_', '-')}={conf[name]}" for name in names if name in conf]
     result = invoke("collect", f"--models={','.join(conf['models'])}", *options)

@@ -45,7 +45,7 @@ def slow_ollama() -> Iterator[ScriptedOllama]:
 
 @pytest.fixture
 def conf(mlflow_url: str, slow_ollama: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A conf whose servers the worker's settings have."""
+    """A conf with the servers that the worker's settings allow."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     monkeypatch.setenv("OLLAMA_HOST", slow_ollama.url)
     return {
@@ -63,7 +63,7 @@ def conf(mlflow_url: str, slow_ollama: ScriptedOllama, monkeypatch: pytest.Monke
 
 @contextmanager
 def running_task(conf: Mapping[str, Any], slow_ollama: ScriptedOllama) -> Iterator[subprocess.Popen[str]]:
-    """A process like a scheduler's, once its model has answered twice."""
+    """A process that runs a task as Airflow does, once its model has answered twice."""
     task = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(conf), ALPHA],
         stdout=subprocess.DEVNULL,
@@ -128,6 +128,6 @@ def test_a_killed_command_fails_its_task_and_the_next_attempt_frees_the_memory_a
     slow_ollama.set(call_s=0.0, unload_s=0.01)
     again = collect_model(conf, ALPHA, None)
     assert (again["cells"], again["failed"]) == (8, 0)
-    assert again["recorded_before"] >= 1  # the second answer may have come and not yet been written down
+    assert again["recorded_before"] >= 1  # the second answer may not be saved yet
     assert len(slow_ollama.log.calls(outcome="finished")) <= 10  # plus repeated and interrupted requests
     assert slow_ollama.resident == ()

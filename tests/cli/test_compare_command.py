@@ -33,14 +33,14 @@ BEST, SECOND, WORST, LAST = "good:1b/v1", "good:1b/v2-mentor", "bad:1b/v1", "bad
 
 
 def planted_level(run: StoredRun, number: int) -> int:
-    """A point on every scale from row to row: good v1, good v2, bad v1, bad v2; a wave makes a spread."""
+    """One point less on every scale from row to row: good v1, good v2, bad v1, bad v2; scores vary over scenarios."""
     wave = (sum(map(ord, run.params["scenario"])) + number) % 2
     level = 4 if run.params["model"] == "good:1b" else 2
     return level + wave - (run.params["prompt_version"] == "v2-mentor")
 
 
 def later_level(run: StoredRun, number: int) -> int:
-    """As planted, but the bad model has gained a whole point; another wave makes a spread."""
+    """As `planted_level`, but the bad model has gained a point, or two in some scenarios."""
     wave = (sum(map(ord, run.params["scenario"])) + number * 2) % 3 == 0
     return planted_level(run, number) + (run.params["model"] == "bad:1b") + (wave and run.params["model"] == "bad:1b")
 
@@ -394,12 +394,12 @@ def test_control_characters_in_names_are_not_printed(
 
 
 def two_lead(run: StoredRun, at: int) -> int:
-    """Two models lead in turn; the other three are much worse."""
+    """The first two models lead in turn; the other three are much worse."""
     return 3 + (at % 3 == int(run.params["model"][1])) if run.params["model"] in ("m0:1b", "m1:1b") else 1
 
 
 def test_focus_exports_the_most_informative_cells_of_the_tied_rows(filled_mlflow: str, tmp_path: Path) -> None:
-    """Two of five rows tie, two scenarios wait: only the two rows' answers to these are on the sheet."""
+    """Two of five rows tie and two scenarios are pending: only the answers of the two rows to them are exported."""
     experiment, models, out = "tip-bench-compare-focus", [f"m{at}:1b" for at in range(5)], tmp_path / "sheet.json"
     with MlflowStore(filled_mlflow) as store:
         driver = SheetDriver(store, record_cells(store, models=models, experiment=experiment, prompts="v1"))

@@ -1,4 +1,4 @@
-"""`tipbench doctor`: what is wrong with this machine's set-up, and what to do."""
+"""`tipbench doctor`: the problems of this machine's set-up, with advice."""
 
 from __future__ import annotations
 

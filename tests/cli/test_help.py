@@ -86,7 +86,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.process
 def test_help_starts_almost_as_fast_as_its_two_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processor time, as a ratio: the machine may be slow or busy. BaseModel, since `import pydantic` is lazy."""
+    """Compares processor times, as the machine may be slow or busy; BaseModel, because `import pydantic` is lazy."""
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     ours: list[float] = []

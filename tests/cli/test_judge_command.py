@@ -1,4 +1,4 @@
-"""`tipbench judge export / apply / run / status` on the scripted MLflow: messages, exit codes, nothing half-done."""
+"""`tipbench judge export / apply / run / status` on the scripted MLflow: messages and exit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRAMS = Path(__file__).parents[1] / "judge" / "programs"
 
 @dataclass(frozen=True)
 class JudgeCli:
-    """Answers in MLflow, and commands that judge them."""
+    """The judge commands on one experiment."""
 
     driver: SheetDriver
     url: str
@@ -43,11 +43,11 @@ class JudgeCli:
         return self.driver.experiment.name
 
     def run(self, *arguments: str) -> CommandResult:
-        """A judge command on this MLflow."""
+        """Run a judge command on this MLflow."""
         return invoke("judge", *arguments, "--mlflow-url", self.url)
 
     def judge(self, verb: str, *arguments: str) -> CommandResult:
-        """A judge command on this experiment; new sheets are always the same for the same runs."""
+        """Run a judge command on this experiment; a fixed seed makes new sheets the same in every run."""
         seed = ("--seed", "1") if verb in ("export", "run") and "--sheet" not in arguments else ()
         return self.run(verb, "--experiment", self.name, *seed, *arguments)
 
@@ -82,13 +82,13 @@ def store(mlflow_url: str) -> Iterator[MlflowStore]:
 
 @pytest.fixture
 def cli(store: MlflowStore, mlflow_url: str, tmp_path: Path) -> JudgeCli:
-    """8 pending answers: too few to measure drift."""
+    """An experiment with 8 pending answers, too few to measure drift."""
     return JudgeCli(record_answers(store, prompts="v1"), mlflow_url, tmp_path)
 
 
 @pytest.fixture
 def large_cli(store: MlflowStore, mlflow_url: str, tmp_path: Path) -> JudgeCli:
-    """24 pending answers."""
+    """An experiment with 24 pending answers."""
     return JudgeCli(record_answers(store), mlflow_url, tmp_path)
 
 
@@ -469,7 +469,7 @@ def test_a_held_sheet_shows_scale_direction_size_and_anchors_but_no_item(large_c
     assert large_cli.states() == {"judged"}
 
 
-def test_a_coding_agent_gets_from_the_instructions_to_a_verdict_through_its_mistakes(large_cli: JudgeCli) -> None:
+def test_a_coding_agent_corrects_refused_sheets_until_it_gets_a_verdict(large_cli: JudgeCli) -> None:
     sheet, judging = large_cli.export("--judge", "agent")
     folder = large_cli.folder
     (folder / "instructions.md").write_text(invoke("judge", "instructions").stdout, encoding="utf-8")
@@ -536,7 +536,7 @@ def test_an_answer_deleted_in_mlflow_is_reported_and_the_rest_is_applied(cli: Ju
     assert cli.states() == {"judged"}
 
 
-# Judges without a person
+# Automatic judges
 
 
 def test_rules_score_provisionally_and_a_second_run_has_nothing_to_do(cli: JudgeCli) -> None:

@@ -22,7 +22,7 @@ SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
 
 @pytest.fixture
 def no_usual_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where nothing answers on MLflow's usual port."""
+    """Ignore a server on MLflow's usual port."""
     assert find_mlflow.__kwdefaults__ is not None
     monkeypatch.setitem(find_mlflow.__kwdefaults__, "usual_urls", ())
 

@@ -25,7 +25,7 @@ def test_lines_show_blocks_failures_and_messages(capsys: pytest.CaptureFixture[s
         view(CellFinished(*CELL, done=12, total=24, failed=1, failure="x\x1b[2J: incomplete"))
         view(BlockFinished("alpha:135m"))
         view(Message("careful", warning=True))
-        view(Recording(3))  # only now and then
+        view(Recording(3))  # at intervals
     assert capsys.readouterr().err.splitlines() == [
         "alpha:135m: 10 of 24 recorded before, 14 to generate",
         "failed: x [2J: incomplete",
@@ -57,7 +57,7 @@ def test_a_terminal_gets_bars_and_lines_that_fit(home: Path, mlflow_url: str) ->
 
 
 def run_on_terminal(*arguments: str) -> str:
-    """What a terminal of 80 columns is sent."""
+    """Run a command on a terminal of 80 columns; returns its output."""
     terminal, command_side = pty.openpty()
     env = {**os.environ, "COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "tipbench", *arguments]

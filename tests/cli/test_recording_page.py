@@ -55,7 +55,7 @@ def recorded_names(mlflow_url: str, tmp_path: Path) -> Names:
         assert [invoke("collect", *options, "--prompts", "v1").code for _ in range(2)] == [1, 0]
         judge_sheet(mlflow_url, tmp_path, "anna")
         assert invoke("collect", *options).code == 0
-    judge_sheet(mlflow_url, tmp_path, "anna")  # now with answers that came before
+    judge_sheet(mlflow_url, tmp_path, "anna")  # the sheet now repeats earlier answers
     judge_sheet(mlflow_url, tmp_path, "ben", "--all")
     rules = invoke("judge", "run", "--with", "rules", "--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     assert rules.code == 0, rules.stderr
@@ -76,7 +76,7 @@ def recorded_names(mlflow_url: str, tmp_path: Path) -> Names:
 
 
 def judge_sheet(mlflow_url: str, folder: Path, name: str, *options: str) -> None:
-    """A judge who fills a whole sheet, and whose drift, if any, is accepted."""
+    """Export a sheet, fill it completely and apply it; any drift is accepted."""
     where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     out = folder / f"{name}.json"
     assert invoke("judge", "export", *where, "--judge", name, "--seed", "1", "--out", str(out), *options).code == 0
@@ -97,7 +97,7 @@ def judge_sheet(mlflow_url: str, folder: Path, name: str, *options: str) -> None
 
 
 def compare_and_decide(mlflow_url: str, folder: Path) -> None:
-    """A board, duels inside its tied set, and a choice that is not the leader."""
+    """Record a board, duels of its tied pairs, and a decision for a pair that does not lead."""
     where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
     shown = invoke("compare", *where, "--json")
     assert shown.code == 0, shown.stderr

@@ -1,4 +1,4 @@
-"""`tipbench runs list / show` and `tipbench experiments`: reading back what was recorded."""
+"""`tipbench runs list / show` and `tipbench experiments`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reply(model: str, messages: Sequence[Mapping[str, object]], options: Mapping
 
 @pytest.fixture(scope="module")
 def filled_mlflow(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An experiment with eight cells of two models, one of them failed; the URL of its MLflow."""
+    """The URL of an MLflow with eight cells of two models, one of them failed."""
     faults = [Fault("error_line", value=1, model="alpha:135m", calls=(2,))]
     with ScriptedOllama(["alpha:135m", "beta:135m"], faults, reply=reply) as server:
         done = tipbench(
@@ -99,7 +99,7 @@ def test_a_value_with_both_kinds_of_quotes_is_found(filled_mlflow: str) -> None:
         assert [run["params"]["model"] for run in runs] == [model]
 
 
-def test_a_table_is_for_people(filled_mlflow: str) -> None:
+def test_the_table_has_short_ids_and_no_control_characters(filled_mlflow: str) -> None:
     result = invoke("runs", "list", "--model", "alpha:135m")
     lines = result.stdout.splitlines()
     assert lines[0].split()[:5] == ["run", "model", "prompt", "scenario", "state"]

@@ -1,4 +1,4 @@
-"""A user's mistake: one or two sentences that name the place, exit 2, no traceback."""
+"""A user's mistake gives exit code 2 and one or two sentences that name the place, without a traceback."""
 
 from __future__ import annotations
 

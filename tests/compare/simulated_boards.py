@@ -287,7 +287,7 @@ def unusable_coverage(n: int, share: float) -> Claim:
 
 
 def best_probability_error(sd: float, n: int) -> Claim:
-    """Frequency with which a row given about 0.8 is the best one, less what was given."""
+    """How often a row with a P(best) of about 0.8 is the best one, less its P(best)."""
 
     def rate(rng: np.random.Generator, worlds: int) -> float:
         given, right = [], []
@@ -333,7 +333,7 @@ def false_attribution(n: int, sd: float) -> Claim:
 
 
 def next_look_power(k: int, size: float) -> Claim:
-    """Mean chance given for the next look, less the share that decides there."""
+    """The mean chance to decide at the next look, less the share of boards that decide there."""
 
     def rate(rng: np.random.Generator, worlds: int) -> float:
         said, done = [], []

@@ -18,7 +18,7 @@ NAN = np.nan
 def with_effects(
     effects: Floats, *, seed: int = 1, n: int = 32, noise: float = 1.0, scenario: float = 2.0
 ) -> ScoreMatrix:
-    """Four models with three prompts, and what each pair adds."""
+    """Scores of four models with three prompts; `effects` is what each pair adds."""
     rng = np.random.default_rng(seed)
     values = 10 + scenario * rng.normal(size=(n, 1)) + effects.reshape(1, -1) + noise * rng.normal(size=(n, 12))
     return matrix_of(values, PAIRS, personas=[f"p{at % 8}" for at in range(n)])

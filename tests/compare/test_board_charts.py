@@ -1,4 +1,4 @@
-"""The board's charts: every state has a shape, every row is there, and odd boards are drawn too."""
+"""The board's charts: every state has a shape, every row is drawn, and unusual boards are drawn too."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_before_the_first_look_nothing_is_called_decided() -> None:
     )
 
 
-def test_nothing_judged_and_held_scores_name_what_waits() -> None:
+def test_an_unjudged_board_names_its_pending_answers_and_held_scores() -> None:
     nothing: list[float | None] = [None] * 8
     unjudged = card({A: nothing, B: nothing}, cells={"judges": ()}, judges=())
     assert (unjudged.state, unjudged.lines) == ("unjudged", ("16 answers of 2 pairs wait for a judge.",))
@@ -193,7 +193,7 @@ def test_nothing_judged_and_held_scores_name_what_waits() -> None:
         ({"planned": False}, "this is not a planned look: no looks were planned before the first score"),
     ],
 )
-def test_what_speaks_against_a_lead_is_named(changes: dict[str, Any], part: str) -> None:
+def test_concerns_about_a_lead_are_named(changes: dict[str, Any], part: str) -> None:
     (sure,) = [line for line in card({A: GOOD, B: LOW}, **changes).lines if line.startswith("How sure: ")]
     assert part in sure
 

@@ -1,4 +1,4 @@
-"""Which recorded cells a board rests on, and what each of them counts for."""
+"""Which recorded cells are on a board, and which of their scores count."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Cell = tuple[StoredRun, CellScores]
 def run(
     pair: Pair, scenario: str = "nurse@morning", composite: float | None = 10.0, *, at: int = 1, **tags: str
 ) -> StoredRun:
-    """A cell that started at a time; equal ones of other builds or conditions get other ids."""
+    """The run of a cell, whose id also has the start time and the tags."""
     cell_run = cell(pair, scenario, composite, tags=tags)
     return replace(cell_run, run_id=f"{pair}@{scenario}#{at}{sorted(tags.items())}", start_ms=at)
 
@@ -78,7 +78,7 @@ def test_other_conditions_are_named_newest_first() -> None:
 
 
 def test_selected_conditions_are_not_excluded() -> None:
-    """As `--where conditions=c0` reads them: nothing newer is there to be chosen."""
+    """With `--where conditions=c0` only runs of these conditions are read."""
     board = select([run(A, conditions="c0", at=1)], where={"conditions": "c0"})
     assert (board.conditions, board.n_other_conditions, board.other_conditions) == ("c0", 0, ())
 
@@ -109,7 +109,7 @@ def test_a_scenario_that_was_rewritten_counts_with_its_newest_content() -> None:
 
 
 def test_builds_are_compared_within_one_set_of_conditions() -> None:
-    """A newer build under conditions that are not looked at makes nothing stale."""
+    """A newer build under other conditions makes nothing stale."""
     old = with_digest(run(A, conditions="c9", at=3), "sha256:old")
     newer_elsewhere = with_digest(run(A, conditions="c0", at=2), "sha256:new")
     board = select([old, newer_elsewhere])
@@ -190,7 +190,7 @@ def test_a_judge_whose_scores_do_not_count_is_refused_with_the_valid_ones() -> N
 
 
 def test_scores_without_a_composite_are_refused_with_the_run() -> None:
-    """As in a run that was changed by hand."""
+    """Only a run that was changed by hand has such scores."""
     damaged = replace(run(A), metrics={"tone": 3.0})
     with pytest.raises(CorruptText, match=f"run {re.escape(damaged.run_id)} lack the composite"):
         select([damaged, run(B)])

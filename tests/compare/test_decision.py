@@ -80,7 +80,7 @@ def test_a_pair_without_scores_may_be_chosen_and_it_shows() -> None:
     assert decision.findings == ("a:1b/v2 has no scores: there is no evidence for or against it.",)
 
 
-def test_that_scores_are_provisional_comes_first() -> None:
+def test_provisional_scores_are_the_first_finding() -> None:
     decision = decide({A: HIGH, B: LOW}, A, provisional=True, judges=("rules",))
     assert decision.findings[0] == "The scores are provisional: by rules, not by people."
     assert decision_run(decision, 1).tags["provisional"] == "true"

@@ -151,7 +151,7 @@ outcomes = st.lists(
 
 @settings(max_examples=20)
 @given(outcomes)
-def test_intervals_hold_their_value_and_only_a_separated_top_wins(
+def test_intervals_contain_their_value_and_only_a_separated_leader_wins(
     found: list[tuple[tuple[Pair, Pair], int, Winner]],
 ) -> None:
     duels = [duel for (left, right), at, winner in found for duel in both_orders(left, right, at, winner)]

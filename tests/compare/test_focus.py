@@ -71,7 +71,7 @@ def test_failed_cells_cannot_be_judged() -> None:
 
 
 def test_a_scenario_in_which_the_leader_cannot_be_paired_is_excluded() -> None:
-    """The leader has no answer there, so judging the other one does not compare them."""
+    """The leader has no answer there, so a judgement of the other pair compares nothing."""
     cells = cells_of(tied_top())
     without = tuple(each for each in cells.cells if not (each.pair == B and each.scenario == "p1@s9"))
     found = known(focus_of(replace(cells, cells=without)))

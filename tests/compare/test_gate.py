@@ -142,7 +142,7 @@ def test_a_pair_that_is_worse_by_exactly_the_margin_rarely_passes() -> None:
     assert passed <= 16, "2.5 % by design"
 
 
-# For machines
+# Reports
 
 
 def parse_xml(text: str) -> ET.Element:

@@ -1,4 +1,4 @@
-"""The report: one file, nothing loaded, nothing run, and whatever a model wrote shows as text."""
+"""The report: one file that loads nothing and runs nothing, with the text of models shown as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytest.importorskip("altair")
 
 
 class Page(HTMLParser):
-    """What a browser would see: elements, attributes, text; and whether every element is closed in order."""
+    """The elements, attributes and texts of a page; fails unless every element is closed in order."""
 
     def __init__(self, source: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -123,7 +123,7 @@ def test_a_small_provisional_board_has_a_badge_and_no_empty_parts() -> None:
     assert page.open == []
 
 
-def test_the_judging_strip_names_who_how_well_and_under_what(page: Page) -> None:
+def test_the_judging_section_shows_judges_agreement_drift_and_rubric(page: Page) -> None:
     whole = " ".join(page.texts)
     for label in ("anna", "ben", "rules", "relevance 0.81", "tone unknown", "20 of 96 (21 %)"):
         assert label in whole

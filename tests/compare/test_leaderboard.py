@@ -1,4 +1,4 @@
-"""The leaderboard as scripts read it: every key there, null where unknown, the same for the same data."""
+"""The leaderboard as JSON: every key, null where unknown, the same for the same data."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def rows(found: Leaderboard) -> dict[str, dict[str, Any]]:
 
 
 def known_sum(shares: Mapping[str, float | None]) -> float:
-    """A side with one member has no share, which is unknown and not nought."""
+    """The sum of the shares that are known; a factor with one level has none."""
     return sum(share for share in shares.values() if share is not None)
 
 
 def check_shape(found: Mapping[str, Any]) -> None:
-    """What PRODUCT.md promises of every board, whatever is in it."""
+    """Assert what PRODUCT.md promises of every board."""
     assert set(found) >= BOARD_KEYS
     assert set(found["verdict"]) >= VERDICT_KEYS
     assert found["verdict"]["text"].endswith(".")
@@ -337,7 +337,7 @@ def test_order_and_repetition_change_no_byte(seed: int) -> None:
 @settings(max_examples=20)
 @given(st.lists(st.floats(2, 17), min_size=8, max_size=8), st.integers(0, 8))
 def test_an_irrelevant_model_changes_no_difference_of_others(values: list[float], judged: int) -> None:
-    """Its p and interval may move, being adjusted over more rows; what was measured between two others may not."""
+    """P and interval may change, because they are adjusted over more rows; the difference of two others may not."""
     third: list[float | None] = [value if at < judged else None for at, value in enumerate(values)]
     alone = rows(board_of(cells_of({A: LOW, B: HIGH}), baseline=A))[str(B)]["diff_to_baseline"]
     together = rows(board_of(cells_of({A: LOW, B: HIGH, C: third}), baseline=A))[str(B)]["diff_to_baseline"]

@@ -1,4 +1,4 @@
-"""What keeps a board from being ranked is named."""
+"""A board that cannot be ranked names the missing cells."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_board_by_model_names_what_its_rows_miss() -> None:
     )
 
 
-def test_per_persona_it_is_scenarios_that_are_missing() -> None:
+def test_per_persona_the_missing_scenarios_are_named() -> None:
     text = board_of({A: without(0, 1), B: without(2), C: without(3, 4)}, cluster="persona").verdict
     assert text.endswith("the closest, b:1b/v1, lacks p2@s2.")
 

@@ -17,7 +17,7 @@ def column(*numbers: float) -> Floats:
 
 
 def better_by_p(values: Floats, n_flips: int) -> Mask:
-    """What `significantly_better` must give: one step-down over the written-out differences of all pairs."""
+    """The expected result of `significantly_better`: one step-down over the differences of all pairs."""
     k = values.shape[1]
     pairs = list(combinations(range(k), 2))
     adjusted = step_down(np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1), n_flips=n_flips)
@@ -29,7 +29,7 @@ def better_by_p(values: Floats, n_flips: int) -> Mask:
     return better
 
 
-def test_up_to_twelve_scenarios_every_flip_is_there_once_up_to_its_negative() -> None:
+def test_up_to_twelve_scenarios_every_flip_or_its_negative_occurs_once() -> None:
     flips = sign_flips(6)
     assert flips.shape == (32, 6)
     assert len({tuple(row) for row in np.concatenate([flips, -flips])}) == 64
@@ -128,7 +128,7 @@ def test_all_pairs_by_critical_values_are_the_rejections_by_adjusted_p(
     n: int, missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(n)
-    monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)  # for the way of large boards
+    monkeypatch.setattr(resampling, "MAX_DIRECT_SUMS", 0)  # as for large boards
     for _ in range(8):
         values = simulate(rng, np.linspace(0, 8, 7), n)
         if missing:

@@ -54,11 +54,11 @@ def floor_scores(cells: BoardCells) -> set[float]:
 
 
 def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
-    """As a provisional sheet under another rubric leaves them: scored anew, floors as collected."""
+    """After a provisional sheet under another rubric, stored floors may be those of the collect."""
     driver, folder = new_driver(), harder_suite(tmp_path)
     run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(suite=folder))
     harder = load_suite(folder).rubric
-    for run_id, run in driver.cells().items():  # whichever floor judging leaves behind
+    for run_id, run in driver.cells().items():  # either floor may be stored
         if run.tags.get("floored") == "true":
             change = {**TIPS.floor, "composite": TIPS.floor_composite}
             driver.store.update(run_id, RunChange(metrics=change, tags={"scores_rubric": TIPS.tag}, at_ms=1))
@@ -107,7 +107,7 @@ def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -
 
 
 def contest_flags(driver: SheetDriver, judge: str, limit: int) -> None:
-    """A judge who finds every answer ill-formed and overlong."""
+    """Judge every answer as ill-formed and overlong."""
     judging = driver.export(judge, limit=limit).stored
     raw = fill(judging)
     for item in raw["items"]:
@@ -125,7 +125,7 @@ def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) ->
         driver.judged_by("anna", overlap=0.0)
     else:
         run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest())
-        for run_id in list(driver.cells())[::3]:  # as if the rules had come before these
+        for run_id in list(driver.cells())[::3]:  # as before the rules judged
             driver.store.update(run_id, RunChange(texts={SCORES: _without_provisional(driver, run_id)}, at_ms=1))
     leaderboard, cells = read_leaderboard(driver.store, driver.experiment, CellFilter(**filters))  # type: ignore[arg-type]
     assert leaderboard.provisional == ("judge" not in filters)

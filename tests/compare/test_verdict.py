@@ -217,7 +217,7 @@ def test_concern_about_the_only_judge_is_stated() -> None:
         ),
     ],
 )
-def test_what_is_known_against_a_judge_comes_from_all_applied_sheets(
+def test_concerns_about_a_judge_come_from_all_applied_sheets(
     sheets: Sequence[Mapping[str, str]], concern: str | None
 ) -> None:
     store = MemoryStore()
@@ -297,7 +297,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
 
 
 def test_ties_are_worded_in_one_module() -> None:
-    """So another wording is a change of `compare/verdict.py`; documentation, including docstrings, follows by hand."""
+    """Changing the wording means changing `compare/verdict.py`, and then the documentation and docstrings by hand."""
     package = Path(tipbench.__file__).parent
     elsewhere = []
     for path in sorted(package.rglob("*.py")):

@@ -12,7 +12,7 @@ from tipbench.jobs.supervisor import Supervisor
 
 
 def main(home: Path) -> None:
-    """Until killed, or for ten minutes."""
+    """Supervise until killed, or for ten minutes."""
     deadline = time.monotonic() + 600
     with (
         JobStore(home / "jobs" / "jobs.db") as store,

@@ -1,4 +1,4 @@
-"""TIPBENCH_EVENTS: what a real command writes there, and how it ends."""
+"""The events that a real command writes to TIPBENCH_EVENTS."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_without_the_variable_nothing_is_written(home: Path, tmp_path: Path) -> 
 def test_a_subprocess_of_the_command_writes_no_events(
     event_file: Path, home: Path, mlflow_url: str, tmp_path: Path
 ) -> None:
-    """A judge behind a command line may call tipbench itself; its exit is not ours."""
+    """A judge program may call tipbench itself; its exit code is not that of the command."""
     judge = tmp_path / "judge.py"
     seen = tmp_path / "seen.json"
     judge.write_text(f"import json, os, pathlib; pathlib.Path({str(seen)!r}).write_text(json.dumps(dict(os.environ)))")

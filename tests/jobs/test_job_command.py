@@ -21,7 +21,7 @@ RULES = {"with": "rules", "experiment": "tip-bench-a"}
 
 
 def parse_options(words: tuple[str, ...]) -> dict[str, Any]:
-    """What the real command line understands."""
+    """The parameters as the real command line parses them."""
     path = words[:2] if words[0] == "judge" else words[:1]
     command = COMMANDS[path]
     with command.make_context("tipbench", list(words[len(path) :]), resilient_parsing=False) as context:

@@ -1,4 +1,4 @@
-"""Progress: events merged into what the live view shows, from any event on."""
+"""Progress: the state of a job that its events add up to, from any event on."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_panels_killed_at_seeded_moments_start_every_job_once(
         supervisors.kill(leader)
     deadline = time.monotonic() + 120
     while any(read_job_events(home, job, wire.Started) and not read_job_events(home, job, wire.Exit) for job in jobs):
-        assert time.monotonic() < deadline  # what ends while no panel supervises is known to the next one
+        assert time.monotonic() < deadline  # the next supervisor finds jobs that ended without one
         time.sleep(0.05)
     supervisors.start_and_lead()
     for job in jobs:

@@ -30,7 +30,7 @@ from tipbench.record.events import Collected, Exit
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process, with another one below it that has left its group."""
+    """A process with a child in another process group."""
     script = (
         "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
         "print('up', flush=True); time.sleep(60)"
@@ -139,7 +139,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
         runner.cancel(cancelled)
         assert runner.observe(cancelled).state is JobState.RUNNING
         now[0] += 2
-        LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(cancelled)  # the panel may be another one by then
+        LocalRunner(home, grace_s=20, clock=lambda: now[0]).cancel(cancelled)  # the panel may have been restarted
         assert eventually(lambda: runner.observe(cancelled).state is not JobState.RUNNING)
         killed = runner.observe(cancelled)
         assert (killed.state, "without an exit code" in killed.reason) == (JobState.CANCELLED, True)
@@ -147,7 +147,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(home: P
 
 
 def open_files_of(pid: int) -> set[str]:
-    """The files of a process; it may close some while we look."""
+    """The open files of a process, which may close some meanwhile."""
     opened = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

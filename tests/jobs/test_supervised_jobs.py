@@ -97,9 +97,9 @@ def test_two_collects_on_one_server_take_turns_and_never_share_its_memory(jobs: 
     done = [jobs.wait_for_end(job) for job in (first, second, third)]
     assert [job.state for job in done] == [JobState.SUCCEEDED] * 3
     for earlier, later in itertools.pairwise(done):
-        assert earlier.wait_for_end is not None
+        assert earlier.ended is not None
         assert later.started is not None
-        assert earlier.wait_for_end <= later.started
+        assert earlier.ended <= later.started
     assert jobs.server.log.max_resident == 1
     progress = progress_of(each.event for each in jobs.runner.events(third))
     assert [(model.phase, model.done, model.total) for model in progress.models] == [(Phase.EMPTY, 1, 1)] * 2

@@ -1,4 +1,4 @@
-"""Simulated judges, and how often their sheets are held. The long form prints the table of docs/judging.md:
+"""Simulated judges, and how often their sheets are held. Run by hand, it prints the table of docs/judging.md:
 
 python tests/judge/simulated_judges.py
 """

@@ -37,7 +37,7 @@ def random_units(n: int, seed: int) -> list[Unit]:
     return [[int(a), int(b)] for a, b in rng.integers(1, 6, (n, 2))]
 
 
-def test_the_published_example_gives_the_published_number() -> None:
+def test_the_published_example_has_the_published_alpha() -> None:
     assert alpha(CLARITY, published_units()) == pytest.approx(0.815, abs=0.0005)
 
 

@@ -86,7 +86,7 @@ def test_a_sheet_held_counted_and_held_again_equals_one_held_from_the_start(driv
 def test_scores_written_by_another_machine_during_an_apply_are_not_lost(
     driver: SheetDriver, store: ConcurrentStore
 ) -> None:
-    """Ben's whole sheet is applied after anna's apply has read every cell and before it writes the first."""
+    """Ben's sheet is applied after anna's apply has read all cells and before it writes the first one."""
     anna, ben = (driver.export(name, everything=True).stored for name in ("anna", "ben"))
 
     def concurrent_change(_run_id: str) -> None:
@@ -99,7 +99,7 @@ def test_scores_written_by_another_machine_during_an_apply_are_not_lost(
 
 
 def test_scores_overwritten_by_another_machine_are_written_again(driver: SheetDriver, store: ConcurrentStore) -> None:
-    """The other machine has read a cell before our change of it and writes it back afterwards."""
+    """The other machine reads a cell before this apply changes it, and writes it back afterwards."""
     judging = driver.export("anna").stored
     first, second, *_ = items_of(fill(judging), judging)
     undone: list[str] = []
@@ -166,7 +166,7 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
     assert applied.self_agreement.n == 3, "the tips of the answer that was not deleted"
 
 
-# Nothing finished, blank items
+# Empty sheets and blank items
 
 
 def test_an_empty_sheet_writes_nothing_and_has_no_owner(driver: SheetDriver) -> None:
@@ -190,7 +190,7 @@ def test_blank_items_with_counted_scores_are_reported(driver: SheetDriver) -> No
     assert "3 items are blank in the file; their earlier scores are kept" in applied.sentences()
 
 
-# What an acceptance is for
+# Acceptances
 
 
 def test_an_acceptance_survives_a_new_note_and_other_scores(driver: SheetDriver) -> None:

@@ -100,7 +100,7 @@ def as_sheet(entries: Sequence[SheetEntry], seed: int = 0) -> TipSheet:
 
 
 def features(sheet: TipSheet) -> npt.NDArray[np.float64]:
-    """One row per item: everything that the file shows of it except the words of its tips."""
+    """One row per item, with everything that the file shows of it except the words of its tips."""
     items = sheet_json(sheet)["items"]
     return np.array([[at / len(items), *item_features(item)] for at, item in enumerate(items)])
 
@@ -136,7 +136,7 @@ def classify(sheets: Sequence[LabelledItems]) -> tuple[int, int]:
 
 
 def better_than_chance(right: int, total: int, classes: int) -> bool:
-    """Beyond what guessing reaches once in a thousand times (normal bound of the binomial)."""
+    """Whether guessing is right so often less than once in a thousand times (normal bound of the binomial)."""
     chance = 1 / classes
     return right > total * chance + 3.1 * sqrt(total * chance * (1 - chance))
 
@@ -393,11 +393,11 @@ def test_a_preview_reads_only_the_sheet_and_has_no_verdict() -> None:
     assert "deleted" not in preview
 
 
-# What an apply does in MLflow, which takes time
+# The requests of an apply to MLflow, whose duration a judge can measure
 
 
 class MeasuringStore(SeededStore):
-    """Counts the calls with what they send, and the characters of all texts, as a clock would show them."""
+    """Records the calls with the size of what they send, because a call's duration depends on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -443,7 +443,7 @@ NOTES: tuple[Note, ...] = (lambda number: str(number) * MAX_NOTE, lambda number:
 
 
 def revise(driver: SheetDriver, judging: StoredSheet, place: int, note: Note, *, rescore: bool, times: int = 8) -> None:
-    """Apply one item again and again, each time with other long notes, and with other scores if `rescore`."""
+    """Apply one item several times, each time with other long notes, and with other scores if `rescore`."""
     raw = single_item(fill(judging, honest), place)
     for number in range(times):
         for tip in raw["items"][0]["tips"]:
@@ -464,7 +464,7 @@ def test_revising_a_control_takes_the_same_work_in_mlflow_as_revising_an_answer(
             store = MeasuringStore()
             store.copy_from(base)
             copied = replace(driver, store=store)
-            # what if controls read this run instead?
+            # the run that controls would read instead
             revise(copied, judging, first_cell, note, rescore=rescore)
             revise(copied, judging, place, note, rescore=rescore)
             store.calls, store.characters = [], 0

@@ -1,4 +1,4 @@
-"""The command judge with real programs that fill, die, hang, flood and lie; valid items are kept."""
+"""The command judge with real programs that fill sheets, die, hang, write too much or write wrong sheets."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path, monkey
     pids = tmp_path / "pids"
 
     def clock() -> float:
-        """The time, an hour later after each call that hangs, so that no limit passes before."""
+        """The time; an hour passes once the program hangs, so that the limit does not pass before."""
         hanging = len(pids.read_text().splitlines()) if pids.exists() else 0
         return time.monotonic() + 3600 * hanging
 

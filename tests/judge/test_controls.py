@@ -26,7 +26,7 @@ TARGET_SHARES = {1: 0.15, 2: 0.20, 3: 0.30, 4: 0.20, 5: 0.15}
 
 @dataclass(frozen=True)
 class Material:
-    """Everything a sheet is made of."""
+    """The answers and controls from which a sheet is composed."""
 
     cells: Sequence[EligibleCell]
     controls: Sequence[Control]
@@ -93,7 +93,7 @@ def materials(draw: st.DrawFn) -> Material:
 
 
 def possible_totals(material: Material, entries: Sequence[SheetEntry]) -> set[int]:
-    """Every number of control tips that the rules allow for this sheet, found by trying."""
+    """All numbers of control tips that the rules allow for this sheet, by enumeration."""
     others = Counter(entry.item.card["id"] for entry in entries if entry.kind is not ItemKind.CONTROL)
     totals = {0}
     for scenario in SCENARIOS:

@@ -40,7 +40,7 @@ def shipped_rubric() -> Rubric:
 
 
 def spread_sheets(n: int, shares: Sequence[float], count: int = 40) -> list[Scores]:
-    """References in these shares, in another order for each scale."""
+    """Sheets whose references have these shares of the steps, in another order for each scale."""
     rng = np.random.default_rng(n)
     column = np.searchsorted(np.cumsum(shares), (np.arange(n) + 0.5) / n) + 1
     return [np.stack([rng.permutation(column) for _ in SCALES], axis=1) for _ in range(count)]
@@ -57,7 +57,7 @@ def drift_of(judge: Judge, n: int = CONTROLS_A_SHEET, seed: int = 1) -> Drift:
 @pytest.mark.simulation
 @pytest.mark.parametrize(("noise", "icc"), [(0.4, 0.0), (0.7, 0.2), (0.7, 0.4), (1.0, 0.0), (1.0, 0.4)])
 def test_an_honest_judge_on_the_shipped_controls_is_rarely_held(noise: float, icc: float) -> None:
-    """Also one whose errors are alike within an answer: tips of one answer are not independent."""
+    """Also if the errors within an answer are correlated, because its tips are not independent."""
     assert held_rate(noisy_judge(noise, icc=icc), shipped_sheets(), worlds=1000) <= 0.06
 
 
@@ -299,17 +299,17 @@ def test_scales_of_different_ranges_weigh_alike_in_the_error() -> None:
     assert [scale.error for scale in drift.scales] == pytest.approx([1.0, 10.0])
 
 
-# Words
+# Messages
 
 
-def test_a_held_judge_gets_scale_direction_and_size() -> None:
+def test_the_message_of_a_held_judge_names_scale_direction_and_size() -> None:
     drift = drift_of(biased_judge(0, 1.0))
     sentence = drift.sentences(shipped_rubric())[0]
     assert sentence.startswith(f"{SCALES[0].name} is scored too high: by {drift.scales[0].bias:.1f} points")
     assert "1 to 5" in sentence
 
 
-def test_a_random_judge_gets_that_the_error_is_over_the_limit() -> None:
+def test_the_message_of_a_random_judge_names_the_error_over_the_limit() -> None:
     drift = drift_of(random_judge)
     assert drift.error is not None
     assert drift.error_limit is not None
@@ -318,11 +318,11 @@ def test_a_random_judge_gets_that_the_error_is_over_the_limit() -> None:
     assert f"more than the limit of {drift.error_limit:.1f}." in text
 
 
-def test_a_judge_who_always_gives_3_gets_that_scores_are_too_similar() -> None:
+def test_the_message_of_a_judge_who_always_gives_3_names_too_similar_scores() -> None:
     assert "get similar scores" in " ".join(drift_of(constant_judge(3)).sentences(shipped_rubric()))
 
 
-def test_a_fine_judge_gets_one_sentence() -> None:
+def test_the_message_of_a_fine_judge_is_one_sentence() -> None:
     (sentence,) = drift_of(noisy_judge(0.5)).sentences(shipped_rubric())
     assert sentence.startswith("No drift found on 40 control tips")
 

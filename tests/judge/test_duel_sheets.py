@@ -87,7 +87,7 @@ def export(driver: SheetDriver, **over: Any) -> DuelExport:
 
 
 def fill_duels(done: DuelExport, winner: Callable[[str, str], str | None]) -> dict[str, Any]:
-    """The rule gets the models of a and b."""
+    """The duels with their winners; `winner` is called with the models of a and b."""
     raw: dict[str, Any] = json.loads(duel_text(done.stored.sheet))
     for item in raw["items"]:
         a, b = (done.stored.pairs[run_id][0] for run_id in done.stored.sides[item["item"]])
@@ -290,7 +290,7 @@ def test_every_mistake_is_listed(driver: SheetDriver) -> None:
     assert len(caught.value.problems) == 16
 
 
-# Who has had what
+# Repeated exports
 
 
 def test_a_judge_does_not_get_the_same_duels_again(driver: SheetDriver) -> None:
@@ -356,7 +356,7 @@ def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDr
 
 
 def test_a_duel_of_a_pair_with_itself_does_not_count(driver: SheetDriver) -> None:
-    """As in a key that was changed by hand."""
+    """Only a key that was changed by hand has such a duel."""
     done = export(driver)
     apply(driver, fill_duels(done, beta_wins))
     _, texts = driver.store.get(done.stored.run_id)
@@ -378,7 +378,7 @@ def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> 
     assert with_duels(driver.store, driver.experiment, board, cells).duels is None
 
 
-# Who meets whom
+# Which answers are compared
 
 
 def contenders(pairs: int, scenarios: int) -> list[Contender]:

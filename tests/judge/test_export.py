@@ -35,7 +35,7 @@ def choose(
 
 
 def scenarios_of(cells: list[EligibleCell]) -> list[str]:
-    """Each once, in the order of their first cells."""
+    """The scenarios of the cells in the order of their first cells."""
     return list(dict.fromkeys(cell.scenario for cell in cells))
 
 
@@ -175,7 +175,7 @@ def test_a_judge_finishes_the_scenario_they_began_before_another_gets_it() -> No
     ("fresh", "scored", "expected"),
     [
         (96, 96, (40, 8)),  # 48 / 1.2 fresh ones, the rest for agreement
-        (12, 96, (12, 24)),  # the overlap takes what is left, as far as it goes
+        (12, 96, (12, 24)),  # the overlap uses the rest
         (96, 0, (48, 0)),
         (36, 12, (36, 12)),
     ],

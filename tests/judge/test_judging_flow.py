@@ -50,7 +50,7 @@ def recorded_cells() -> tuple[SeededStore, Experiment]:
 
 
 def new_driver(store: SeededStore | None = None, **options: Any) -> SheetDriver:
-    """A new driver with 24 answers; with options, with the cells that they describe."""
+    """A new driver with 24 answers, or with the cells that the options describe."""
     store = store or SeededStore()
     if options:
         return SheetDriver(store, record_cells(store, **{"models": ("alpha:135m",), **options}))
@@ -68,7 +68,7 @@ def clear_scores(item: dict[str, Any]) -> None:
         tip["scores"] = dict.fromkeys(tip["scores"])
 
 
-# What applying makes of the cells
+# Cells after an apply
 
 
 def test_an_applied_sheet_leaves_nothing_pending_and_has_the_expected_numbers(driver: SheetDriver) -> None:
@@ -130,7 +130,7 @@ def test_unfinished_items_stay_pending_until_the_sheet_is_further_filled(driver:
 @settings(max_examples=4)
 @given(cuts=st.lists(st.integers(0, 35), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_a_sheet_applied_in_parts_ends_as_one_applied_at_once(cuts: list[int], seed: int) -> None:
-    """What counts is the same whatever the parts; while under way the judge may have been held or not."""
+    """The result does not depend on the parts, nor on whether the judge was held in between."""
     driver = new_driver()
     judging = driver.export(seed=seed).stored
     raw = fill(judging, seed=seed)
@@ -225,7 +225,7 @@ def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver
     assert driver.export("ben").n_cells == CELLS
 
 
-# For whom
+# Which cells a judge gets
 
 
 def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(driver: SheetDriver) -> None:
@@ -440,7 +440,7 @@ def test_the_rules_judge_is_never_held_and_has_nothing_to_do_twice(driver: Sheet
     assert "--all" not in str(nothing.value), "it takes everything anyway"
 
 
-# What is left out
+# Excluded cells
 
 
 def test_cells_of_scenarios_the_suite_does_not_have_are_left_out_and_counted() -> None:
@@ -534,7 +534,7 @@ def warm_suite(folder: Path, *, limit: int = 25, date: str = "", controls: int =
 
 
 def fill_warm(judging: Any, shift: int = 0, seed: int = 1) -> dict[str, Any]:
-    """Near the references of the controls, at random elsewhere, always on the scale."""
+    """The sheet with scores near the references of the controls, at random elsewhere, and always on the scale."""
     rng = random.Random(seed)
     raw: dict[str, Any] = json.loads(sheet_text(judging.sheet))
     for entry, item in zip(judging.entries, raw["items"], strict=True):
@@ -582,7 +582,7 @@ def answer_without_tips(_cell: PlannedCell, _rng: random.Random) -> str:
 
 
 def driver_with_floored_cells() -> tuple[SheetDriver, int]:
-    """No model has a tip for one scenario."""
+    """Answers without a tip in one scenario, and their number."""
     first = load_suite("tips").scenarios[0].id
     return new_driver(write=lambda cell, rng: "No." if cell.scenario.id == first else three_tips(cell, rng)), 3
 
@@ -733,7 +733,7 @@ def test_an_apply_that_dies_is_completed_by_the_next(survived: int, only_texts: 
     assert all(scores.history == () for scores in driver.scores().values())
 
 
-# Judges without a person
+# Automatic judges
 
 
 class ScriptedJudge:
@@ -888,18 +888,18 @@ def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reaso
     assert driver.states() == {"judged": CELLS, "pending": CELLS}
 
 
-# MLflow is away while a filler judges
+# MLflow is unavailable while a judge runs
 
 
 class JudgeDuringOutage(ScriptedJudge):
-    """MLflow is unavailable from one item until another."""
+    """Makes MLflow unavailable from one item until another."""
 
     def __init__(self, store: SeededStore, away_at: int, back_at: int | None) -> None:
         super().__init__()
         self._store, self._away_at, self._back_at = store, away_at, back_at
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
-        """As `Script.fill`."""
+        """As `ScriptedJudge.fill`."""
         for at, outcome in enumerate(super().fill(sheet, report)):
             if at in (self._away_at, self._back_at):
                 self._store.away = at == self._away_at

@@ -142,7 +142,7 @@ def test_many_tips_are_sent_in_several_requests(server: ScriptedOllama, home: Pa
     assert len(server.log.calls()) == 3
 
 
-# What may go wrong: never a low score
+# Faults, which never give a low score
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_one_judge_fills_two_sheets_one_after_the_other(server: ScriptedOllama, 
     assert server.log.loads == {MODEL: 2}
 
 
-# The questions themselves
+# The questions
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=20), st.sampled_from([2048, 4096, 8192]))

@@ -19,7 +19,7 @@ SUITE = load_suite("tips")
 
 @pytest.fixture(scope="module")
 def judged() -> SheetDriver:
-    """Two judges score everything alike, a third at random what the first two have."""
+    """Two judges who score nearly everything alike."""
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
@@ -61,7 +61,7 @@ def test_disagreement_too_few_judges_and_known_tips_are_left_out(judged: SheetDr
     assert len(noisy) < len(agreed_controls(cells, SUITE.rubric, per_scenario=1000))
 
 
-def test_any_text_of_a_tip_survives_the_file() -> None:
+def test_any_text_of_a_tip_round_trips_through_the_file() -> None:
     from dataclasses import replace
 
     odd = replace(SUITE.controls[0], tip='Say "stop"\\now\n– then 😀 \x7f', rationale="")

@@ -1,4 +1,4 @@
-"""The rules judge: what changes a score and what never does; its error, and that the docs have it."""
+"""The rules judge: what changes a score and what never does, and its error."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_broken_text_gets_the_lowest_step_on_every_scale(tip: str) -> None:
     assert scores(tip) == (1, 1, 1)
 
 
-# --- what the card decides ---
+# --- contradictions of the card ---
 
 
 def test_a_routine_of_an_hour_that_has_passed_caps_relevance() -> None:
@@ -219,7 +219,7 @@ def test_forms_of_a_word_have_one_stem(one: str, other: str) -> None:
     assert stem(one.lower()) == stem(other.lower())
 
 
-# --- what never may happen ---
+# --- properties of all tips ---
 
 PIECES = (
     *("open", "the", "rye flour", "your", "soup", "mill", "then", "stop", "while", "prioritise", "focus", "amazing"),
@@ -320,7 +320,7 @@ def test_clock_times_are_not_split() -> None:
     assert [len(clause) for clause in parse_tip("At 12:30: open it, then stop.").clauses] == [3, 2, 2]
 
 
-# --- the filler ---
+# --- the judge of a sheet ---
 
 
 def make_sheet(*tips_of_items: tuple[str, ...]) -> TipSheet:
@@ -361,7 +361,7 @@ def test_a_rubric_with_other_scales_is_refused_before_anything_is_scored(scales:
         RulesJudge().fill(other, lambda _: None)
 
 
-# --- how far off it is ---
+# --- the error ---
 
 
 def test_the_error_is_computed_from_the_agreed_scores() -> None:

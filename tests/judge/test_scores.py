@@ -76,7 +76,7 @@ def test_the_same_judgement_again_gives_the_same_object(
 
 @settings(max_examples=15)
 @given(cell_scores())
-def test_scores_survive_their_text(scores: CellScores) -> None:
+def test_scores_round_trip_through_their_text(scores: CellScores) -> None:
     assert read_scores(scores_text(scores)) == scores
     assert scores_text(read_scores(scores_text(scores))) == scores_text(scores)
 
@@ -87,8 +87,8 @@ def all_judgements(scores: CellScores) -> list[Judgement]:
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_every_judgement_is_kept_somewhere(scores: CellScores, given_: Judgement) -> None:
-    """Released or withdrawn with the same scores it only moves; else it becomes history, until five newer ones are."""
+def test_every_judgement_is_applied_held_or_history(scores: CellScores, given_: Judgement) -> None:
+    """The same scores move when released or withdrawn; replaced ones become history, of which five are kept."""
     after = all_judgements(scores.with_judgement(given_))
     for former in all_judgements(scores):
         moved = replace(former, held=given_.held, applied_at=given_.applied_at) == given_
@@ -190,7 +190,7 @@ def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
 
 @settings(max_examples=15)
 @given(cell_scores())
-def test_what_counts_is_free_and_under_one_rubric(scores: CellScores) -> None:
+def test_counted_scores_are_not_held_and_under_one_rubric(scores: CellScores) -> None:
     counted = scores.counted
     assert not any(given_.held for given_ in counted)
     assert len({given_.rubric for given_ in counted}) <= 1

@@ -1,4 +1,4 @@
-"""The sheet as a file: what is written, what is read back, and the schema that is published for it."""
+"""The sheet as a file: writing, reading back, and its published schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CSV form: it explains itself, runs nothing, and survives what spreadsheets do on saving."""
+"""The CSV form: it contains its instructions and no formula, and spreadsheets may save it."""
 
 from __future__ import annotations
 

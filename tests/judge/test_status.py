@@ -203,7 +203,7 @@ def test_history_is_oldest_first_with_accepted_drift(driver: SheetDriver) -> Non
     ]
 
 
-# The history, drawn
+# The charts of the history
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Collect on a scripted server: complete and resumable, with the right reason for each failure."""
+"""Collects on a scripted server are complete and resumable, and each failure has its reason."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_an_ollama_that_stays_unavailable_leaves_the_cells_untouched(bench: Coll
 
 
 def lose_mlflow(bench: Collector, server: ScriptedOllama, at: int, back: Callable[[Event], bool] | None) -> None:
-    """Make MLflow unavailable from a request to Ollama on, until an event, or for good."""
+    """Make MLflow unavailable from a request to Ollama on, until an event or permanently."""
 
     def act() -> None:
         bench.store.away = True
@@ -542,7 +542,7 @@ def test_an_alias_is_counted_once_and_reported(bench: Collector, server: Scripte
 
 
 def test_a_mlflow_unavailable_for_long_is_still_waited_for_at_the_end(bench: Collector, server: ScriptedOllama) -> None:
-    server.set(call_s=0.1)  # MLflow is unavailable for longer than it is waited for at the end
+    server.set(call_s=0.1)  # MLflow is unavailable for longer than the wait at the end
     lose_mlflow(bench, server, 2, lambda event: isinstance(event, Recording))
     summary = bench.run(models="alpha:135m", server_wait_s=1)
     assert summary.generated == 12
@@ -570,7 +570,7 @@ def test_a_result_that_met_server_errors_is_recorded_by_a_later_collect_and_neve
     monkeypatch.setattr(bench.store, "record", refuse)
     with pytest.raises(MlflowError, match="1 result is safe in the journal"):
         bench.run(models="alpha:135m")
-    for _ in range(2):  # a drain that still meets the error keeps the result, and the cell is generated again
+    for _ in range(2):  # a drain that gets the error again keeps the result, and the cell is generated again
         bench.run(models="alpha:135m")
         assert not list((bench.home / "journal").rglob("*.refused"))
         assert len(list((bench.home / "journal").rglob("*.jsonl"))) == 1

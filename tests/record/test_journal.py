@@ -180,7 +180,7 @@ def test_an_interrupted_append_leaves_nothing_and_the_next_one_succeeds(
 
 
 def is_interrupted_at(line: int, action: Callable[[], object]) -> bool:
-    """Call it with a KeyboardInterrupt before the n-th line of journal.py; False if fewer lines run."""
+    """Run the action with a KeyboardInterrupt before the n-th line of journal.py; False if fewer lines run."""
     seen, before = 0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, _arg: object) -> Callable[..., Any] | None:
@@ -386,7 +386,7 @@ def test_a_line_without_a_version_is_read_as_version_1(tmp_path: Path) -> None:
 
 
 def write_old_line(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> Path:
-    """A journal of a dead process with one line, changed."""
+    """Write the journal of an ended process with one line, changed and without a checksum."""
     journal = Journal(folder)
     journal.append([run()])
     journal.close()

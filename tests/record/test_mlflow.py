@@ -120,7 +120,7 @@ def new_experiment(store: MlflowStore) -> str:
     return store.ensure_experiment(f"tip-bench-{uuid.uuid4().hex}").experiment_id
 
 
-# The server: real where its own messages matter, else the scripted one
+# The server: a real one where its own messages matter, else the scripted one
 
 
 def test_a_deleted_experiment_is_missing_and_the_error_has_the_restore_command(store: MlflowStore) -> None:

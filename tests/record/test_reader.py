@@ -64,7 +64,7 @@ run_keys = st.builds(
 
 
 @given(st.lists(run_keys, max_size=12), st.randoms())
-def test_what_is_left_never_mixes_two_builds_and_has_the_newest_of_each_name(many: list[RunKeys], rng: object) -> None:
+def test_remaining_runs_are_of_one_build_and_the_newest_of_each_name(many: list[RunKeys], rng: object) -> None:
     runs = [run(str(at), at=at, **vars(kind)) for at, kind in enumerate(many)]
     shuffled = sorted(runs, key=lambda _: rng.random())  # type: ignore[attr-defined]
     stale = stale_runs(shuffled)

@@ -189,7 +189,7 @@ CHANGES = st.lists(
 
 
 def steps(new: Mapping[str, str], version: str, tags: dict[str, str]) -> Iterator[None]:
-    """What `update` does to the tags, one request after the other."""
+    """Change the tags as `update` does, one request after the other."""
     run = StoredRun("r", "FINISHED", 0, 0, {}, {}, {})
     for batch in change_batches(RunChange(texts=new, tags={"version": version}, at_ms=0), CurrentRun(run, dict(tags))):
         tags.update({tag["key"]: tag["value"] for tag in batch.tags})

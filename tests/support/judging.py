@@ -1,4 +1,4 @@
-"""Recorded cells, and judges who fill sheets by a rule."""
+"""Recorded cells, and sheets that are filled by a rule."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ TIP = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]) | st.ju
 
 
 @given(TIP.filter(lambda text: text.strip() == text))
-def test_any_text_survives_the_file(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_round_trips_through_the_file(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(CatalogueFile(tips=[CatalogueTip(tip_id="t", tip=text, category=text[:64])]).to_toml(), "utf-8")
     assert load_catalogue(path).texts == {"t": text}

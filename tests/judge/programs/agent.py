@@ -1,6 +1,6 @@
 """A coding agent that fills a sheet file: `agent.py INSTRUCTIONS SHEET OUT REFERENCES MISTAKE`.
 
-It needs the instructions, and knows the right scores of the check items from a file, as a careful reader would.
+It reads the instructions, and the right scores of the check items from a file, as a careful judge would find them.
 """
 
 import json

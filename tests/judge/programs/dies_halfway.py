@@ -1,4 +1,4 @@
-"""Writes a filled sheet, breaks off in the middle of an item and dies."""
+"""Writes half of a filled sheet and exits in the middle of an item."""
 
 import json
 import sys

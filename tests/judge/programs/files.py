@@ -1,4 +1,4 @@
-"""Reads the sheet from a file; writes it back, or to a second file, and prints a text on stdout."""
+"""Fills the sheet in a file, in place or into a second file, and prints a text on stdout."""
 
 import json
 import sys

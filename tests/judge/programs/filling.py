@@ -1,4 +1,4 @@
-"""What the judge programs share: fill a sheet as an honest judge would."""
+"""Functions of the judge programs: fill a sheet as an honest judge would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does not read its input; writes more than a pipe holds, of nothing useful."""
+"""Does not read its input, and writes more than a pipe holds without any score."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The first time every second item is wrong; on a retry everything is right."""
+"""Fills every second item wrongly the first time, and everything correctly on a retry."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Answers and ends, but a child of it keeps the output open."""
+"""Fills the sheet and ends, but its child keeps the output open."""
 
 import subprocess
 import sys

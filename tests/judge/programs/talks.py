@@ -1,4 +1,4 @@
-"""Answers as coding agents do: prose with braces around, the sheet in a fence."""
+"""Answers as coding agents do: the sheet in a fence, with prose and braces around it."""
 
 import json
 

@@ -32,12 +32,12 @@ def start_collect(server: ScriptedOllama, mlflow_url: str, experiment: str, **st
 
 
 def test_a_closed_terminal_does_not_stop_the_run(mlflow_url: str, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
+    reading_end, writing_end = pty.openpty()
     with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, (tmp_path / "out").open("wb") as out:
-        process = start_collect(server, mlflow_url, "left-terminal", stdout=out, stderr=theirs)
-        os.close(theirs)
+        process = start_collect(server, mlflow_url, "left-terminal", stdout=out, stderr=writing_end)
+        os.close(writing_end)
         assert eventually(lambda: bool(server.log.calls()), 180)
-        os.close(ours)
+        os.close(reading_end)
         assert process.wait(180) == 0
         assert len(server.log.calls(outcome="finished")) == CELLS
         assert not server.resident
@@ -45,13 +45,13 @@ def test_a_closed_terminal_does_not_stop_the_run(mlflow_url: str, tmp_path: Path
 
 
 def test_failures_with_closed_output_still_exit_with_1(mlflow_url: str) -> None:
-    ours, theirs = os.pipe()
+    reading_end, writing_end = os.pipe()
     with ScriptedOllama(["alpha:135m"], call_s=0.1) as server:
         server.add_faults(Fault("error_line"))
-        process = start_collect(server, mlflow_url, "left-failed", stdout=theirs, stderr=theirs)
-        os.close(theirs)
+        process = start_collect(server, mlflow_url, "left-failed", stdout=writing_end, stderr=writing_end)
+        os.close(writing_end)
         assert eventually(lambda: bool(server.log.calls()), 180)
-        os.close(ours)
+        os.close(reading_end)
         assert process.wait(180) == 1
 
 

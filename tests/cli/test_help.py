@@ -89,12 +89,12 @@ def test_help_starts_almost_as_fast_as_its_two_libraries(tmp_path: Path, monkeyp
     """Compares processor times, as the machine may be slow or busy; BaseModel, because `import pydantic` is lazy."""
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    ours: list[float] = []
-    theirs: list[float] = []
+    help_s: list[float] = []
+    imports_s: list[float] = []
     for _ in range(4):  # the first time, all modules are compiled
-        ours.append(_processor_seconds("-m", "tipbench", "--help"))
-        theirs.append(_processor_seconds("-c", "import typer; from pydantic import BaseModel"))
-    assert min(ours) <= 3 * min(theirs)
+        help_s.append(_processor_seconds("-m", "tipbench", "--help"))
+        imports_s.append(_processor_seconds("-c", "import typer; from pydantic import BaseModel"))
+    assert min(help_s) <= 3 * min(imports_s)
 
 
 def _processor_seconds(*arguments: str) -> float:

@@ -176,11 +176,11 @@ def test_a_sheet_can_be_exported_again_with_its_saved_scores(cli: JudgeCli) -> N
     assert f"sheet {judging.sheet.id} again: {len(raw['items'])} items on stdout" in again.stderr
     filled = cli.judge("export", "--sheet", judging.sheet.id, "--out", "-", "--filled")
     assert "4 with the scores applied so far" in filled.stderr
-    got = json.loads(filled.stdout)
-    assert got["judge"] == "anna"
-    assert got["items"][:4] == part["items"]
-    assert {score for item in got["items"][4:] for tip in item["tips"] for score in tip["scores"].values()} == {None}
-    assert cli.apply(got, "--json").json["changed"] == 0
+    data = json.loads(filled.stdout)
+    assert data["judge"] == "anna"
+    assert data["items"][:4] == part["items"]
+    assert {score for item in data["items"][4:] for tip in item["tips"] for score in tip["scores"].values()} == {None}
+    assert cli.apply(data, "--json").json["changed"] == 0
 
 
 def test_export_to_stdout_and_apply_from_stdin(cli: JudgeCli) -> None:
@@ -266,11 +266,11 @@ def test_apply_as_json_has_the_promised_keys(cli: JudgeCli) -> None:
     for item in raw["items"][:3]:
         for tip in item["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"])
-    got = cli.apply(raw, "--json").json
-    assert {"sheet", "status", "applied", "unfinished", "errors", "drift"} <= got.keys()
-    assert (got["sheet"], got["status"], got["unfinished"], got["errors"]) == (raw["sheet"], "applied", 3, [])
-    assert got["applied"] == len(raw["items"]) - 3
-    assert (got["drift"], got["unchecked"]) == (None, got["applied"])
+    data = cli.apply(raw, "--json").json
+    assert {"sheet", "status", "applied", "unfinished", "errors", "drift"} <= data.keys()
+    assert (data["sheet"], data["status"], data["unfinished"], data["errors"]) == (raw["sheet"], "applied", 3, [])
+    assert data["applied"] == len(raw["items"]) - 3
+    assert (data["drift"], data["unchecked"]) == (None, data["applied"])
     assert cli.apply(raw, "--final", "--json").json["drift"]["verdict"] == "unknown"
 
 
@@ -360,13 +360,13 @@ def test_one_mistake_refuses_the_whole_sheet_and_names_the_place(
         path.write_text(json.dumps(change(copy.deepcopy(raw))))
         result = invoke("judge", "apply", str(path), "--json", "--mlflow-url", mlflow_url)
         assert result.code == 1, how
-        got = result.json
-        assert {name: got[name] for name in ("status", "applied", "unfinished", "drift")} == {
+        data = result.json
+        assert {name: data[name] for name in ("status", "applied", "unfinished", "drift")} == {
             "status": "refused", "applied": 0, "unfinished": 0, "drift": None,
         }  # fmt: skip
-        assert got["sheet"] == ("0" * 12 if how == "sheet" else raw["sheet"])
-        assert field.replace("{last}", str(len(raw["items"]))) in {error["field"] for error in got["errors"]}
-        assert all({"item", "tip", "field", "seen", "expected", "message"} <= error.keys() for error in got["errors"])
+        assert data["sheet"] == ("0" * 12 if how == "sheet" else raw["sheet"])
+        assert field.replace("{last}", str(len(raw["items"]))) in {error["field"] for error in data["errors"]}
+        assert all({"item", "tip", "field", "seen", "expected", "message"} <= error.keys() for error in data["errors"])
     assert driver.everything() == before
 
 
@@ -394,8 +394,8 @@ def test_a_file_that_is_not_a_sheet_is_refused_with_its_place(mlflow_url: str, t
         result = invoke("judge", "apply", str(path), "--mlflow-url", mlflow_url)
         assert (result.code, result.stdout) == (1, "")
         assert message in result.stderr
-        got = invoke("judge", "apply", str(path), "--json", "--mlflow-url", mlflow_url).json
-        assert (got["sheet"], got["status"], len(got["errors"])) == (None, "refused", 1)
+        data = invoke("judge", "apply", str(path), "--json", "--mlflow-url", mlflow_url).json
+        assert (data["sheet"], data["status"], len(data["errors"])) == (None, "refused", 1)
 
 
 def test_half_a_file_is_refused(
@@ -458,10 +458,10 @@ def test_a_held_sheet_shows_scale_direction_size_and_anchors_but_no_item(large_c
     assert (status["pending"], status["held"], status["judged"]) == (24, 24, 0)
     assert [sheet["status"] for sheet in status["history"]] == ["held"]
 
-    got = large_cli.apply(fill(judging, always(5)), "--json")
-    assert got.code == 1
-    assert (got.json["status"], got.json["applied"], got.json["errors"]) == ("held", 0, [])
-    assert got.json["drift"] == {"verdict": "held"}, "the second time the word alone"
+    result = large_cli.apply(fill(judging, always(5)), "--json")
+    assert result.code == 1
+    assert (result.json["status"], data.json["applied"], data.json["errors"]) == ("held", 0, [])
+    assert result.json["drift"] == {"verdict": "held"}, "the second time the word alone"
 
     revised = large_cli.apply(fill(judging))
     assert revised.code == 0
@@ -520,8 +520,8 @@ def test_a_dry_run_of_a_drifting_sheet_has_no_verdict(large_cli: JudgeCli) -> No
     result = large_cli.apply(fill(judging, always(5)), "--dry-run")
     assert result.code == 0
     assert result.stdout.splitlines()[-1].endswith("items would be applied")
-    got = large_cli.apply(fill(judging, always(5)), "--dry-run", "--json").json
-    assert (got["drift"], got["self_agreement"], got["alpha"]) == (None, None, {})
+    data = large_cli.apply(fill(judging, always(5)), "--dry-run", "--json").json
+    assert (data["drift"], data["self_agreement"], data["alpha"]) == (None, None, {})
     assert "about 1 of 20 sheets" in large_cli.apply(fill(judging, always(5))).stdout
 
 
@@ -562,11 +562,11 @@ def test_the_scores_of_a_program_that_dies_are_kept_and_the_rest_has_a_reason(cl
         "run", "--with", program("dies_halfway.py", str(cli.folder / "calls")), "--judge", "bot", "--json"
     )
     assert result.code == 1
-    got = result.json
-    assert (got["status"], got["judge"], got["applied"], got["errors"]) == ("applied", "bot", 8, [])
-    assert got["unfinished"] == len(got["unscored"]) == 3
-    assert all("exit code 3: Out of credit" in each["reason"] for each in got["unscored"])
-    judging = cli.stored_sheet(got["sheet"])
+    data = result.json
+    assert (data["status"], data["judge"], data["applied"], data["errors"]) == ("applied", "bot", 8, [])
+    assert data["unfinished"] == len(data["unscored"]) == 3
+    assert all("exit code 3: Out of credit" in each["reason"] for each in data["unscored"])
+    judging = cli.stored_sheet(data["sheet"])
     real = {
         entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL and entry.item.id in judging.scores
     }
@@ -689,13 +689,13 @@ def test_status_shows_judges_agreement_history_and_draws_it(large_cli: JudgeCli)
     assert "agreement on 24 answers with two or more judges" in result.stdout
     assert "●" in result.stdout
     assert "hidden controls" in plot.read_text()
-    got = large_cli.judge("status", "--json", "--plot", str(plot)).json  # the file's name is on stderr
-    assert {"experiment", "cells", "pending", "held", "judged", "judges", "rules_judge"} <= got.keys()
-    assert got["alpha"].keys() == {"relevance", "actionability", "tone"}
-    assert all(-1 <= value <= 1 for value in got["alpha"].values())
-    assert [sheet["judge"] for sheet in got["history"]] == ["anna", "ben", "rules"]
-    assert {part: set(scales) for part, scales in got["rules_judge"].items()} == {
-        "anchors": set(got["alpha"]), "controls": set(got["alpha"]),
+    data = large_cli.judge("status", "--json", "--plot", str(plot)).json  # the file's name is on stderr
+    assert {"experiment", "cells", "pending", "held", "judged", "judges", "rules_judge"} <= data.keys()
+    assert data["alpha"].keys() == {"relevance", "actionability", "tone"}
+    assert all(-1 <= value <= 1 for value in data["alpha"].values())
+    assert [sheet["judge"] for sheet in data["history"]] == ["anna", "ben", "rules"]
+    assert {part: set(scales) for part, scales in data["rules_judge"].items()} == {
+        "anchors": set(data["alpha"]), "controls": set(data["alpha"]),
     }  # fmt: skip
 
 

@@ -55,14 +55,14 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
     ]
     frame = pd.DataFrame(rows, columns=["scenario", "model", "prompt", "score"])
     table = anova_lm(ols("score ~ C(scenario) + C(model) * C(prompt)", frame).fit(), typ=2)
-    ours = attribution(matrix)
-    theirs = {
-        "C(model)": ours.model,
-        "C(prompt)": ours.prompt,
-        "C(model):C(prompt)": ours.interaction,
-        "C(scenario)": ours.scenario,
+    found = attribution(matrix)
+    factors = {
+        "C(model)": found.model,
+        "C(prompt)": found.prompt,
+        "C(model):C(prompt)": found.interaction,
+        "C(scenario)": found.scenario,
     }
-    for name, factor in theirs.items():
+    for name, factor in factors.items():
         assert known(factor).squares == pytest.approx(table.loc[name, "sum_sq"], rel=1e-9)
         assert known(factor).df == table.loc[name, "df"]
     full = anova_lm(
@@ -76,11 +76,11 @@ def test_sums_of_squares_and_p_are_those_of_statsmodels() -> None:
     }
     for name, error in against.items():
         expected = f.sf(mean_squares[name] / mean_squares[error], full.loc[name, "df"], full.loc[error, "df"])
-        assert p_of(theirs[name]) == pytest.approx(expected, abs=1e-9)
+        assert p_of(factors[name]) == pytest.approx(expected, abs=1e-9)
         by_chance = full.loc[name, "df"] * mean_squares[error]
         omega_squared = (full.loc[name, "sum_sq"] - by_chance) / (table["sum_sq"].sum() + mean_squares[error])
-        assert known(theirs[name]).share == pytest.approx(max(omega_squared, 0.0), abs=1e-9)
-    assert ours.residual.squares == pytest.approx(table.loc["Residual", "sum_sq"], rel=1e-9)
+        assert known(factors[name]).share == pytest.approx(max(omega_squared, 0.0), abs=1e-9)
+    assert found.residual.squares == pytest.approx(table.loc["Residual", "sum_sq"], rel=1e-9)
 
 
 MODEL_D = NONE + np.array([[0], [0], [0], [4]])

@@ -75,8 +75,8 @@ def test_a_pair_with_too_few_scores_keeps_the_board_open_and_is_what_comes_next(
     assert not any("Among the tied" in line for line in found.lines), "it is not known to be as good"
     assert found.next == "Next: judge 3 more answers; the chance to decide is not known yet."
     cells = cells_of({A: GOOD, B: LOW, C: short}).cells
-    there = tuple(cell for cell in cells if cell.values)
-    uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": there})
+    scored = tuple(cell for cell in cells if cell.values)
+    uncollected = card({A: GOOD, B: LOW, C: short}, cells={"cells": scored})
     assert uncollected.next == "Next: collect and judge the missing answers of c:1b/v1, or compare with `--exclude`."
 
 

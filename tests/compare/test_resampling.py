@@ -47,8 +47,8 @@ def test_one_column_agrees_with_the_exact_permutation_test_of_scipy(n: int) -> N
     from scipy.stats import permutation_test
 
     values = np.random.default_rng(n).normal(0.7, 1.0, size=n)
-    theirs = permutation_test((values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
-    assert step_down(values[:, None])[0] == pytest.approx(theirs.pvalue, abs=1e-9)
+    exact = permutation_test((values,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
+    assert step_down(values[:, None])[0] == pytest.approx(exact.pvalue, abs=1e-9)
 
 
 def test_a_constant_difference_gets_the_smallest_p_that_the_scenarios_allow() -> None:

@@ -26,8 +26,8 @@ def test_the_interval_of_a_row_is_that_of_scipy(n: int) -> None:
     from scipy.stats import ttest_1samp
 
     values = np.random.default_rng(n).normal(12, 2, size=n)
-    found, theirs = known(mean_estimate(values)), ttest_1samp(values, 0).confidence_interval()
-    assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    found, scipy_result = known(mean_estimate(values)), ttest_1samp(values, 0).confidence_interval()
+    assert (found.ci_low, found.ci_high) == pytest.approx((scipy_result.low, scipy_result.high), abs=1e-9)
 
 
 @pytest.mark.parametrize("n", [6, 32])
@@ -35,9 +35,9 @@ def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> No
     from scipy.stats import ttest_rel
 
     first, second = simulate(np.random.default_rng(n), [0, 1], n).T
-    found, theirs = known(paired_difference(first, second)), ttest_rel(second, first).confidence_interval()
+    found, scipy_result = known(paired_difference(first, second)), ttest_rel(second, first).confidence_interval()
     assert found.mean == pytest.approx((second - first).mean(), abs=1e-12)
-    assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    assert (found.ci_low, found.ci_high) == pytest.approx((scipy_result.low, scipy_result.high), abs=1e-9)
 
 
 def test_below_six_scenarios_no_interval_is_shown() -> None:
@@ -125,8 +125,8 @@ def test_rates_have_exact_bounds() -> None:
     from scipy.stats import binomtest
 
     for k in (0, 3, 8):
-        theirs = binomtest(k, 8).proportion_ci(method="exact")
-        assert clopper_pearson(k, 8) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+        scipy_result = binomtest(k, 8).proportion_ci(method="exact")
+        assert clopper_pearson(k, 8) == pytest.approx((scipy_result.low, scipy_result.high), abs=1e-9)
 
 
 def test_lead_is_fragile_below_what_the_upper_bound_of_unusable_answers_would_cost() -> None:

@@ -157,14 +157,14 @@ def open_files_of(pid: int) -> set[str]:
 
 @pytest.mark.process
 def test_the_command_leads_a_new_session_and_inherits_no_open_file(home: Path, mlflow_url: str, tmp_path: Path) -> None:
-    with ScriptedOllama(call_s=1) as server, (tmp_path / "ours").open("wb") as ours:
-        os.set_inheritable(ours.fileno(), True)
+    with ScriptedOllama(call_s=1) as server, (tmp_path / "open").open("wb") as open_file:
+        os.set_inheritable(open_file.fileno(), True)
         job = add_job(home, models="alpha:135m", ollama_url=server.url, mlflow_url=mlflow_url, n_scenarios=1)
         LocalRunner(home).start(job)
         process = JobFolder(home / "jobs", job.id).process
         assert process is not None
         assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
-        assert str(tmp_path / "ours") not in open_files_of(process.pid)
+        assert str(tmp_path / "open") not in open_files_of(process.pid)
         os.killpg(process.pid, signal.SIGKILL)
         assert eventually(lambda: not is_alive(process))
 

@@ -41,8 +41,8 @@ def noisy_judge(
         answer = np.arange(len(references)) // TIPS
         shared = rng.normal(size=(answer[-1] + 1, 1 if all_scales else SCALE_COUNT))[answer]
         errors = noise * (sqrt(icc) * shared + sqrt(1 - icc) * rng.normal(size=references.shape))
-        meant: NDArray[np.float64] = references + np.array(drift) + errors
-        return np.rint(meant).astype(np.int64).clip(1, 5)
+        exact: NDArray[np.float64] = references + np.array(drift) + errors
+        return np.rint(exact).astype(np.int64).clip(1, 5)
 
     return scored
 

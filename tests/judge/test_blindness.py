@@ -347,8 +347,8 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
     for kind in ItemKind:
         copied = SeededStore()
         copied.copy_from(store)
-        there = replace(driver, store=copied)
-        done = there.apply(single_item(extreme, places_of_kind(judging, kind)[0]), final=True)
+        other = replace(driver, store=copied)
+        done = other.apply(single_item(extreme, places_of_kind(judging, kind)[0]), final=True)
         shown = done.to_json()
         assert (shown["drift"], shown["self_agreement"], shown["alpha"]) == ({"verdict": "ok"}, None, {})
         assert "deleted" not in shown
@@ -357,7 +357,7 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
         stored = next(stored_sheets(copied, driver.experiment, "anna"))
         assert stored.drift is not None
         assert stored.drift["error"] is not None, "admins see the numbers"
-        assert there.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "numbers come with the first verdict or never"
+        assert other.apply(raw).to_json()["drift"] == {"verdict": "ok"}, "numbers come with the first verdict or never"
 
 
 def test_numbers_need_20_control_tips_of_the_sheet_or_all_items() -> None:

@@ -118,13 +118,13 @@ def test_a_hostile_sheet_is_refused_at_its_place(name: str) -> None:
 
 
 def test_a_filled_sheet_gives_its_scores() -> None:
-    got = check_sheet(filled(SHEET), SHEET)
-    assert got.judge == "anna"
-    assert got.unfinished == ()
-    assert list(got.finished) == ["i000", "i001", "i002"]
-    assert got.finished["i000"].format_ok is True
-    assert got.finished["i000"].tips[1].scores == {"relevance": 2, "actionability": 2, "tone": 2}
-    assert got.finished["i000"].tips[1].overlong is True
+    checked = check_sheet(filled(SHEET), SHEET)
+    assert checked.judge == "anna"
+    assert checked.unfinished == ()
+    assert list(checked.finished) == ["i000", "i001", "i002"]
+    assert checked.finished["i000"].format_ok is True
+    assert checked.finished["i000"].tips[1].scores == {"relevance": 2, "actionability": 2, "tone": 2}
+    assert checked.finished["i000"].tips[1].overlong is True
 
 
 def test_an_exported_sheet_is_completely_unfinished() -> None:
@@ -146,9 +146,9 @@ def test_an_item_that_was_left_out_is_unfinished() -> None:
 def test_one_null_leaves_the_item_unfinished() -> None:
     raw = filled(SHEET)
     tip(raw, 1, 1)["scores"]["tone"] = None
-    got = check_sheet(raw, SHEET)
-    assert got.unfinished == ("i001",)
-    assert list(got.finished) == ["i000", "i002"]
+    checked = check_sheet(raw, SHEET)
+    assert checked.unfinished == ("i001",)
+    assert list(checked.finished) == ["i000", "i002"]
 
 
 def test_an_unfinished_item_is_validated_too() -> None:
@@ -403,14 +403,14 @@ def test_a_mutated_sheet_is_refused_with_a_place_or_gives_scores_in_range(
         mutate(raw, path, how, value)
     if swap and isinstance(raw.get("items"), list):
         raw["items"].reverse()
-    got = outcome(raw)
-    if isinstance(got, FilledSheet):
-        assert_in_range(got)
-    for problem in () if isinstance(got, FilledSheet) else got.problems:
+    checked = outcome(raw)
+    if isinstance(checked, FilledSheet):
+        assert_in_range(checked)
+    for problem in () if isinstance(checked, FilledSheet) else checked.problems:
         assert isinstance(problem, Problem)
         assert problem.field
         assert json.dumps(problem.to_json())
-    assert isinstance(got, FilledSheet) or got.problems
+    assert isinstance(checked, FilledSheet) or checked.problems
 
 
 def outcome(raw: Raw) -> FilledSheet[ItemScore] | SheetRefused:
@@ -420,12 +420,12 @@ def outcome(raw: Raw) -> FilledSheet[ItemScore] | SheetRefused:
         return refused
 
 
-def assert_in_range(got: FilledSheet[ItemScore]) -> None:
-    for item in got.finished.values():
+def assert_in_range(checked: FilledSheet[ItemScore]) -> None:
+    for item in checked.finished.values():
         for scored in item.tips:
             assert tuple(scored.scores) == SHEET.rubric.scale_names
             assert all(type(score) is int and 1 <= score <= 5 for score in scored.scores.values())
-    assert sorted([*got.finished, *got.unfinished]) == ["i000", "i001", "i002"]
+    assert sorted([*checked.finished, *checked.unfinished]) == ["i000", "i001", "i002"]
 
 
 @settings(max_examples=60)

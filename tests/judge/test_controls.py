@@ -182,8 +182,8 @@ def test_the_order_of_the_input_changes_nothing(material: Material, seed: int, s
 @given(materials(), st.integers(0, 99))
 def test_repeats_are_the_judges_own_earlier_answers_in_scenarios_of_the_sheet(material: Material, seed: int) -> None:
     repeats = [entry.run_id for entry in material.sheet(seed) if entry.kind is ItemKind.REPEAT]
-    here = {cell.scenario for cell in material.cells}
-    fitting = {cell.run_id for cell in material.earlier if cell.scenario in here}
+    scenarios = {cell.scenario for cell in material.cells}
+    fitting = {cell.run_id for cell in material.earlier if cell.scenario in scenarios}
     cells = len(material.cells)
     assert set(repeats) <= fitting
     assert len(set(repeats)) == len(repeats) == (min(8, round(cells / 10), len(fitting)) if cells >= 10 else 0)

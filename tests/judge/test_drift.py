@@ -139,8 +139,8 @@ def test_errors_that_grow_over_a_sheet_are_shown_as_fatigue() -> None:
 
 def test_a_judge_who_stays_near_the_middle_is_shown_as_compressing() -> None:
     def compressing_judge(rng: np.random.Generator, references: Scores) -> Scores:
-        meant = 3 + 0.7 * (references - 3) + 0.7 * rng.normal(size=references.shape)
-        return np.rint(meant).astype(np.int64).clip(1, 5)
+        exact = 3 + 0.7 * (references - 3) + 0.7 * rng.normal(size=references.shape)
+        return np.rint(exact).astype(np.int64).clip(1, 5)
 
     found = [trends_of(compressing_judge, 3, seed) for seed in range(10)]
     assert all(one.compression is not None and one.compression.value < 0 for one in found)

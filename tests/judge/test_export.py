@@ -56,24 +56,24 @@ ordered = st.lists(st.sampled_from(SCENARIOS), unique=True, max_size=4)
 @settings(max_examples=30)
 @given(cell_lists, requests, ordered, ordered, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_the_order_of_the_candidates_changes_nothing(
-    world: list[EligibleCell],
+    cells: list[EligibleCell],
     request: ExportRequest,
     controls: list[str],
     first: list[str],
     seed: int,
     shuffle: random.Random,
 ) -> None:
-    chosen = choose_cells(world, request, controls, random.Random(seed), first)
-    mixed = shuffle.sample(world, len(world))
+    chosen = choose_cells(cells, request, controls, random.Random(seed), first)
+    mixed = shuffle.sample(cells, len(cells))
     assert choose_cells(mixed, request, set(controls), random.Random(seed), first) == chosen
 
 
 @settings(max_examples=30)
 @given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
-    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
+    cells: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, request, controls, random.Random(seed))
+    chosen = choose_cells(cells, request, controls, random.Random(seed))
     assert len({cell.run_id for cell in chosen}) == len(chosen)
     assert all(request.judge not in cell.scored_by if request.judge else not cell.scored_by for cell in chosen)
 
@@ -81,40 +81,40 @@ def test_no_judge_gets_a_cell_twice_or_an_unsuitable_one(
 @settings(max_examples=30)
 @given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_a_limit_is_used_up_and_never_exceeded(
-    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
+    cells: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
     unlimited = replace(request, limit=None)
-    available = len(choose_cells(world, unlimited, controls, random.Random(seed)))
+    available = len(choose_cells(cells, unlimited, controls, random.Random(seed)))
     limit = available if request.limit is None else min(available, request.limit)
-    assert len(choose_cells(world, request, controls, random.Random(seed))) == limit
+    assert len(choose_cells(cells, request, controls, random.Random(seed))) == limit
 
 
 @settings(max_examples=30)
 @given(cell_lists, requests, ordered, st.integers(0, 99))
 def test_at_most_one_scenario_is_cut_in_each_part(
-    world: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
+    cells: list[EligibleCell], request: ExportRequest, controls: list[str], seed: int
 ) -> None:
-    chosen = choose_cells(world, request, controls, random.Random(seed))
+    chosen = choose_cells(cells, request, controls, random.Random(seed))
     for part in (True, False):
-        there = Counter(
-            cell.scenario for cell in world if bool(cell.scored_by) is part and request.judge not in cell.scored_by
+        possible = Counter(
+            cell.scenario for cell in cells if bool(cell.scored_by) is part and request.judge not in cell.scored_by
         )
-        got = Counter(cell.scenario for cell in chosen if bool(cell.scored_by) is part)
-        assert sum(got[scenario] < there[scenario] for scenario in got) <= 1
+        counts = Counter(cell.scenario for cell in chosen if bool(cell.scored_by) is part)
+        assert sum(counts[scenario] < possible[scenario] for scenario in counts) <= 1
 
 
 @settings(max_examples=30)
 @given(cell_lists, st.sampled_from([0.0, 0.07, 0.2, 1.0]), st.integers(0, 99))
 def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_scenarios(
-    world: list[EligibleCell], overlap: float, seed: int
+    cells: list[EligibleCell], overlap: float, seed: int
 ) -> None:
-    chosen = choose_cells(world, ExportRequest("ann", overlap=overlap), (), random.Random(seed))
-    others = Counter(cell.scenario for cell in world if cell.scored_by and "ann" not in cell.scored_by)
+    chosen = choose_cells(cells, ExportRequest("ann", overlap=overlap), (), random.Random(seed))
+    others = Counter(cell.scenario for cell in cells if cell.scored_by and "ann" not in cell.scored_by)
     shared = Counter(cell.scenario for cell in chosen if cell.scored_by)
-    by_others = sum(bool(cell.scored_by - {"ann"}) for cell in world)
+    by_others = sum(bool(cell.scored_by - {"ann"}) for cell in cells)
     wanted = max(0, ceil(round(overlap * by_others, 6)) - (by_others - others.total()))
     assert [cell for cell in chosen if not cell.scored_by] == sorted(
-        (cell for cell in world if not cell.scored_by), key=chosen.index
+        (cell for cell in cells if not cell.scored_by), key=chosen.index
     )
     assert all(shared[scenario] == others[scenario] for scenario in shared)
     assert shared.total() >= wanted
@@ -122,10 +122,10 @@ def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_s
 
 
 def test_a_judge_who_has_the_overlap_gets_no_more_of_it() -> None:
-    world = grid("ann")
-    both = [replace(cell, scored_by=cell.scored_by | {"ben"}) for cell in choose(world, judge="ben")]
+    cells = grid("ann")
+    both = [replace(cell, scored_by=cell.scored_by | {"ben"}) for cell in choose(cells, judge="ben")]
     done = {cell.run_id for cell in both}
-    assert choose([*both, *(cell for cell in world if cell.run_id not in done)], judge="ben") == []
+    assert choose([*both, *(cell for cell in cells if cell.run_id not in done)], judge="ben") == []
 
 
 def test_a_second_judge_gets_two_of_eight_scenarios_that_the_first_has_scored() -> None:
@@ -140,12 +140,12 @@ def test_a_judge_without_a_name_gets_only_unscored_cells() -> None:
 
 @pytest.mark.parametrize(("judge", "count"), [("ben", 60), (None, 24)])
 def test_everything_is_all_that_this_judge_has_not_scored(judge: str | None, count: int) -> None:
-    world = [
+    cells = [
         *grid(scenarios=SCENARIOS[:2]),
         *grid("ann", scenarios=SCENARIOS[2:5], name="old"),
         *grid("ann", "ben", scenarios=SCENARIOS[5:], name="both"),
     ]
-    assert len(choose(world, judge=judge, everything=True)) == count
+    assert len(choose(cells, judge=judge, everything=True)) == count
 
 
 def test_requested_scenarios_come_first_then_those_with_controls() -> None:
@@ -166,9 +166,9 @@ def test_a_limit_takes_whole_scenarios_then_part_of_one_more() -> None:
 
 
 def test_a_judge_finishes_the_scenario_they_began_before_another_gets_it() -> None:
-    world = [cell(f"new-{scenario}", scenario) for scenario in SCENARIOS] + grid("ann", scenarios=SCENARIOS[3:4])
-    assert choose(world, judge="ann", limit=1, overlap=0.0)[0].scenario == "persona3@slot"
-    assert choose(world, judge="ben", overlap=0.0)[-1].scenario == "persona3@slot"
+    cells = [cell(f"new-{scenario}", scenario) for scenario in SCENARIOS] + grid("ann", scenarios=SCENARIOS[3:4])
+    assert choose(cells, judge="ann", limit=1, overlap=0.0)[0].scenario == "persona3@slot"
+    assert choose(cells, judge="ben", overlap=0.0)[-1].scenario == "persona3@slot"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_judge_finishes_the_scenario_they_began_before_another_gets_it() -> No
     ],
 )
 def test_a_limit_of_48_keeps_a_share_for_the_overlap(fresh: int, scored: int, expected: tuple[int, int]) -> None:
-    world = [*grid(scenarios=SCENARIOS[: fresh // 12]), *grid("ann", scenarios=SCENARIOS[: scored // 12], name="old")]
-    chosen = choose(world, judge="ben", limit=48)
+    cells = [*grid(scenarios=SCENARIOS[: fresh // 12]), *grid("ann", scenarios=SCENARIOS[: scored // 12], name="old")]
+    chosen = choose(cells, judge="ben", limit=48)
     shared = sum(bool(cell.scored_by) for cell in chosen)
     assert (len(chosen) - shared, shared) == expected
 

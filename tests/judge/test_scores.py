@@ -60,18 +60,18 @@ def judgements(draw: st.DrawFn, rubric: Rubric | None = None) -> Judgement:
 @st.composite
 def cell_scores(draw: st.DrawFn) -> CellScores:
     scores = NO_SCORES
-    for given_ in draw(st.lists(judgements(), max_size=6)):
-        scores = scores.with_judgement(given_, provisional=draw(st.booleans()))
+    for judgement in draw(st.lists(judgements(), max_size=6)):
+        scores = scores.with_judgement(judgement, provisional=draw(st.booleans()))
     return scores
 
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements(), st.booleans(), times)
 def test_the_same_judgement_again_gives_the_same_object(
-    scores: CellScores, given_: Judgement, provisional: bool, later: str
+    scores: CellScores, judgement: Judgement, provisional: bool, later: str
 ) -> None:
-    once = scores.with_judgement(given_, provisional=provisional)
-    assert once.with_judgement(replace(given_, applied_at=later), provisional=provisional) is once
+    once = scores.with_judgement(judgement, provisional=provisional)
+    assert once.with_judgement(replace(judgement, applied_at=later), provisional=provisional) is once
 
 
 @settings(max_examples=15)
@@ -87,11 +87,11 @@ def all_judgements(scores: CellScores) -> list[Judgement]:
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_every_judgement_is_applied_held_or_history(scores: CellScores, given_: Judgement) -> None:
+def test_every_judgement_is_applied_held_or_history(scores: CellScores, judgement: Judgement) -> None:
     """The same scores move when released or withdrawn; replaced ones become history, of which five are kept."""
-    after = all_judgements(scores.with_judgement(given_))
+    after = all_judgements(scores.with_judgement(judgement))
     for former in all_judgements(scores):
-        moved = replace(former, held=given_.held, applied_at=given_.applied_at) == given_
+        moved = replace(former, held=judgement.held, applied_at=judgement.applied_at) == judgement
         old = former in scores.history and sum(kept.sheet == former.sheet for kept in after) >= 5
         assert moved or old or any(without_notes(kept).equals_except_time(without_notes(former)) for kept in after)
 
@@ -116,10 +116,10 @@ def test_of_many_judgements_of_one_sheet_the_newest_five_replaced_ones_are_kept_
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgement) -> None:
-    after = scores.with_judgement(given_)
+def test_a_judgement_changes_no_other_judge(scores: CellScores, judgement: Judgement) -> None:
+    after = scores.with_judgement(judgement)
     for one, other in ((scores.applied, after.applied), (scores.held, after.held)):
-        names = (one.keys() | other.keys()) - {given_.judge}
+        names = (one.keys() | other.keys()) - {judgement.judge}
         assert all(one[name] == other[name] for name in names)
     assert not any(kept.held for kept in after.applied.values())
     assert all(kept.held for kept in after.held.values())
@@ -127,8 +127,8 @@ def test_a_judgement_changes_no_other_judge(scores: CellScores, given_: Judgemen
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_counted_judgement_is_replaced_only_by_a_later_sheet(scores: CellScores, given_: Judgement) -> None:
-    new = replace(given_, held=False)
+def test_a_counted_judgement_is_replaced_only_by_a_later_sheet(scores: CellScores, judgement: Judgement) -> None:
+    new = replace(judgement, held=False)
     standing = scores.with_judgement(new).applied[new.judge]
     assert standing.equals_except_time(new) or (standing.sheet != new.sheet and standing.exported > new.exported)
     held = scores.with_judgement(new).held.get(new.judge)
@@ -174,17 +174,17 @@ def test_a_held_sheet_that_is_accepted_too_late_is_history(old: Judgement, new: 
 
 @settings(max_examples=15)
 @given(cell_scores(), judgements())
-def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, given_: Judgement) -> None:
-    after = scores.with_judgement(given_, provisional=True)
+def test_a_provisional_judgement_changes_no_counted_score(scores: CellScores, judgement: Judgement) -> None:
+    after = scores.with_judgement(judgement, provisional=True)
     assert (after.applied, after.counted, after.history) == (scores.applied, scores.counted, scores.history)
 
 
 @settings(max_examples=15)
 @given(judgements(), st.booleans())
-def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
-    scores = NO_SCORES.with_judgement(given_).with_judgement(replace(given_, held=held, applied_at="later"))
+def test_release_and_hold_add_no_history(judgement: Judgement, held: bool) -> None:
+    scores = NO_SCORES.with_judgement(judgement).with_judgement(replace(judgement, held=held, applied_at="later"))
     assert scores.history == ()
-    assert (scores.held if held else scores.applied).keys() == {given_.judge}
+    assert (scores.held if held else scores.applied).keys() == {judgement.judge}
     assert not (scores.applied if held else scores.held)
 
 
@@ -192,20 +192,20 @@ def test_release_and_hold_add_no_history(given_: Judgement, held: bool) -> None:
 @given(cell_scores())
 def test_counted_scores_are_not_held_and_under_one_rubric(scores: CellScores) -> None:
     counted = scores.counted
-    assert not any(given_.held for given_ in counted)
-    assert len({given_.rubric for given_ in counted}) <= 1
+    assert not any(judgement.held for judgement in counted)
+    assert len({judgement.rubric for judgement in counted}) <= 1
     assert bool(counted) == bool(scores.applied)
     if counted:
-        newest = max(given_.exported for given_ in scores.applied.values())
-        assert max(given_.exported for given_ in counted) == newest
+        newest = max(judgement.exported for judgement in scores.applied.values())
+        assert max(judgement.exported for judgement in counted) == newest
 
 
 @settings(max_examples=15)
-@given(st.lists(judgements(TIPS), min_size=1, max_size=4, unique_by=lambda given_: given_.judge))
+@given(st.lists(judgements(TIPS), min_size=1, max_size=4, unique_by=lambda judgement: judgement.judge))
 def test_a_run_gets_the_expected_composite_averaged_over_tips_then_judges(many: list[Judgement]) -> None:
     scores = NO_SCORES
-    for given_ in many:
-        scores = scores.with_judgement(replace(given_, held=False))
+    for judgement in many:
+        scores = scores.with_judgement(replace(judgement, held=False))
     found = run_change(scores, RUBRICS, 7).metrics
     composites = [
         fmean(sum(tip.scores.values()) + 2 * each.format_ok - tip.overlong for tip in each.tips) for each in many
@@ -220,10 +220,10 @@ def test_a_run_gets_the_expected_composite_averaged_over_tips_then_judges(many: 
 
 @settings(max_examples=15)
 @given(judgements(OTHER))
-def test_another_rubric_has_its_own_scales_and_weights(given_: Judgement) -> None:
-    found = run_change(NO_SCORES.with_judgement(replace(given_, held=False)), RUBRICS, 7).metrics
+def test_another_rubric_has_its_own_scales_and_weights(judgement: Judgement) -> None:
+    found = run_change(NO_SCORES.with_judgement(replace(judgement, held=False)), RUBRICS, 7).metrics
     assert set(found) == {"warmth", "note", "format_ok", "overlong", "composite"}
-    expected = fmean(tip.scores["warmth"] + 3 * tip.scores["note"] - 2 * tip.overlong for tip in given_.tips)
+    expected = fmean(tip.scores["warmth"] + 3 * tip.scores["note"] - 2 * tip.overlong for tip in judgement.tips)
     assert found["composite"] == pytest.approx(expected)
 
 
@@ -239,7 +239,7 @@ def test_a_run_is_judged_exactly_when_something_counts(scores: CellScores) -> No
     else:
         assert state == ("pending" if scores.held else None)
         assert "composite" not in change.metrics
-    assert json.loads(change.tags["judges"]) == sorted(given_.judge for given_ in scores.counted)
+    assert json.loads(change.tags["judges"]) == sorted(judgement.judge for judgement in scores.counted)
     assert any(name.startswith("provisional_") for name in change.metrics) == bool(scores.provisional)
 
 
@@ -270,8 +270,8 @@ def test_a_damaged_text_is_reported_and_not_repaired(text: str) -> None:
 
 @settings(max_examples=15)
 @given(judgements())
-def test_held_scores_of_an_earlier_version_are_read_from_among_the_others(given_: Judgement) -> None:
-    held = replace(given_, held=True)
+def test_held_scores_of_an_earlier_version_are_read_from_among_the_others(judgement: Judgement) -> None:
+    held = replace(judgement, held=True)
     raw = json.loads(scores_text(NO_SCORES.with_judgement(held)))
     raw["judges"] = raw.pop("held")
     assert read_scores(json.dumps(raw)) == NO_SCORES.with_judgement(held)

@@ -166,8 +166,8 @@ def test_a_torn_or_altered_file_is_refused_or_gives_scores_in_range(data: st.Dat
     end = data.draw(st.integers(start, min(len(source), start + 40)))
     content = source[:start] + data.draw(st.binary(max_size=6)) + source[end:]
     with contextlib.suppress(SheetRefused):
-        got = check_sheet(parse_sheet(content), SHEET)
-        scores = [score for item in got.finished.values() for tip in item.tips for score in tip.scores.values()]
+        checked = check_sheet(parse_sheet(content), SHEET)
+        scores = [score for item in checked.finished.values() for tip in item.tips for score in tip.scores.values()]
         assert all(type(score) is int and 1 <= score <= 5 for score in scores)
 
 

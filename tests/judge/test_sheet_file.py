@@ -24,8 +24,8 @@ ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("'=+-@\t\r\n 
 
 
 def filled_csv(sheet: TipSheet = SHEET) -> str:
-    got = check_sheet(filled(sheet), sheet)
-    return sheet_csv(sheet, got.finished)
+    checked = check_sheet(filled(sheet), sheet)
+    return sheet_csv(sheet, checked.finished)
 
 
 def read_rows(text: str) -> list[list[str]]:

@@ -341,9 +341,8 @@ def _differences(
     tested_values = np.where(scenarios[:, None], matrix.values[:, family], np.nan)
     differences = simultaneous_differences(tested_values, other_values, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
-    # A pair is a column of the matrix, but a row of the board, hence `row`.
     return {
-        pair: tested.get(pair) or untested(paired_difference(other=other_values, row=matrix.values[:, column]))
+        pair: tested.get(pair) or untested(paired_difference(matrix.values[:, column], other_values))
         for column, pair in enumerate(matrix.pairs)
         if pair != other
     }
@@ -404,7 +403,7 @@ def _reference_rows(
             difference = _differences(single, is_tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 # Too few shared scenarios for a test: return the difference over all scenarios, untested.
-                difference = untested(paired_difference(other=leader_values, row=values))
+                difference = untested(paired_difference(values, leader_values))
         rows.append(
             PairResult(pair, is_ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
@@ -462,7 +461,7 @@ def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage:
     for column, pair in enumerate(matrix.pairs):
         if pair == ranking.leader or pair in ranking.silent:
             continue
-        lead = paired_difference(other=matrix.values[:, column], row=leader_scores)
+        lead = paired_difference(leader_scores, matrix.values[:, column])
         if lead is None or not lead.sd:
             return NextLook(upcoming, power=None)
         power = conditional_power(

@@ -15,7 +15,7 @@ from loops import chat_loop, log_loop
 from process import run_collect
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
 from servers import ScriptedProcess, start_mlflow
-from work import MODELS, LoggedRun, Work, count_chats, count_logged_chats, logged_chats, recorded_runs
+from work import MODELS, LoggedRun, Work, chat_bodies, count_chats, count_logged_chats, logged_chats, recorded_runs
 
 _FEW_CELLS = 96
 _SLOW_CELLS = 24
@@ -51,7 +51,7 @@ def measure(size: Size) -> Result:
     many: list[Round] = []
     few: list[Round] = []
     slow: list[Round] = []
-    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few), (Work(_SLOW_CELLS, 2.0, 1), slow))
+    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few), (Work(_SLOW_CELLS, call_s=2.0, concurrency=1), slow))
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name:
         folder = Path(name)
         (folder / "mlflow").mkdir()
@@ -71,7 +71,7 @@ class _Bench:
     def __init__(self, folder: Path, mlflow_url: str) -> None:
         self._folder = folder
         self._mlflow_url = mlflow_url
-        self._experiments = 0
+        self._n_experiments = 0
         self._runs: dict[int, list[LoggedRun]] = {}
 
     def round(self, work: Work, *, backwards: bool) -> Round:
@@ -84,7 +84,7 @@ class _Bench:
         return Round(chat_s, log_s, collected)
 
     def chat(self, work: Work) -> float:
-        bodies = work.chat_bodies()
+        bodies = chat_bodies(work.config)
         with ScriptedProcess(MODELS, call_s=work.call_s) as server:
             ended = chat_loop(server.url, bodies, work.concurrency)
             log = server.log()
@@ -101,19 +101,19 @@ class _Bench:
             ScriptedProcess(MODELS, call_s=work.call_s) as server,
         ):
             options = {"ollama_url": server.url, "mlflow_url": self._mlflow_url, "experiment": experiment}
-            ended = run_collect(work.config | options, Path(folder), self._folder / "bytecode")
+            process = run_collect(work.config | options, Path(folder), self._folder / "bytecode")
             log = server.log()
         _check_chats(work, log)
         runs = self._runs[work.cells] = recorded_runs(self._mlflow_url, experiment)
-        if not len(runs) == ended.entries == work.cells:
-            raise NotMeasured(f"{work.cells} cells, but {ended.entries} journal entries and {len(runs)} runs")
+        if not len(runs) == process.entries == work.cells:
+            raise NotMeasured(f"{work.cells} cells, but {process.entries} journal entries and {len(runs)} runs")
         first = _first_chat(log)
-        lead_s, journal_s = first - ended.started, ended.last_entry - first
-        return Collected(ended.total_s, lead_s, journal_s, ended.cpu_s, ended.peak_bytes, log["loads"])
+        lead_s, journal_s = first - process.started, process.last_entry - first
+        return Collected(process.total_s, lead_s, journal_s, process.cpu_s, process.peak_bytes, log["loads"])
 
     def _new_experiment(self) -> str:
-        self._experiments += 1
-        return f"tip-bench-bench-{self._experiments}"
+        self._n_experiments += 1
+        return f"tip-bench-bench-{self._n_experiments}"
 
 
 def _first_chat(log: dict[str, Any]) -> float:
@@ -122,7 +122,7 @@ def _first_chat(log: dict[str, Any]) -> float:
 
 def _check_chats(work: Work, log: dict[str, Any]) -> None:
     """Loop and tipbench must have sent exactly the grid's requests, else they cannot be compared."""
-    bodies = [body for group in work.chat_bodies().values() for body in group]
+    bodies = [body for group in chat_bodies(work.config).values() for body in group]
     if count_logged_chats(log) != count_chats(bodies):
         raise NotMeasured(f"not the grid's chat requests: {len(logged_chats(log))} logged, {len(bodies)} expected")
 

@@ -31,21 +31,21 @@ def chat_loop(ollama_url: str, chat_bodies: Mapping[str, Sequence[bytes]], concu
             client.close()
 
 
-def read_loop(mlflow_url: str, experiment_id: str, runs: int) -> float:
+def read_loop(mlflow_url: str, experiment_id: str, n_runs: int) -> float:
     """Read and parse every page of MLflow's search; returns the seconds it took."""
     began = time.perf_counter()
-    seen, token = 0, ""
+    n_seen, token = 0, ""
     body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
     with _client(mlflow_url) as client:
         while True:
             response = client.post("/api/2.0/mlflow/runs/search", json={**body, "page_token": token})
             page = json.loads(response.raise_for_status().content)
-            seen += len(page.get("runs", []))
+            n_seen += len(page.get("runs", []))
             token = page.get("next_page_token", "")
             if not token:
                 break
-    if seen != runs:
-        raise NotMeasured(f"MLflow returned {seen} runs of {runs}.")
+    if n_seen != n_runs:
+        raise NotMeasured(f"MLflow returned {n_seen} runs of {n_runs}.")
     return time.perf_counter() - began
 
 
@@ -70,7 +70,8 @@ def log_loop(mlflow_url: str, experiment: str, runs: Sequence[LoggedRun]) -> flo
 def _log(client: httpx.Client, experiment_id: bytes, run: LoggedRun) -> None:
     body = run.create.replace(b"%EXPERIMENT%", experiment_id, 1)
     created = client.post("runs/create", content=body, headers=_JSON).raise_for_status()
-    front = b'{"run_id":' + json.dumps(created.json()["run"]["info"]["run_id"]).encode() + b","
+    run_id = json.dumps(created.json()["run"]["info"]["run_id"]).encode()
+    front = b'{"run_id":' + run_id + b","  # instead of the brace with which a body begins
     client.post("runs/log-batch", content=front + run.batch[1:], headers=_JSON).raise_for_status()
     client.post("runs/update", content=front + run.end[1:], headers=_JSON).raise_for_status()
 
@@ -91,5 +92,4 @@ def _share(items: Iterable[bytes], workers: Sequence[Callable[[bytes], None]]) -
                 worker(waiting.get_nowait())
 
     with ThreadPoolExecutor(len(workers)) as threads:
-        for ended in [threads.submit(work, worker) for worker in workers]:
-            ended.result()
+        list(threads.map(work, workers))  # raises a worker's exception

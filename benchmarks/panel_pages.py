@@ -20,7 +20,7 @@ import httpx
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import SheetDriver, fill, record_cells, start_mlflow
+from servers import CELLS_PER_MODEL, SheetDriver, fill, record_cells, start_mlflow
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-panel"
@@ -30,9 +30,7 @@ PATHS = {
     "leaderboard page": f"/experiments/{EXPERIMENT}",
     "leaderboard JSON": f"/api/bench/leaderboard/{EXPERIMENT}",
 }
-COLD = "leaderboard page"
-WARM_LIMIT_MS = 50.0
-COLD_LIMIT = 1.1  # × MLflow's search
+BOARD_PAGE = "leaderboard page"  # of PATHS
 _WARM_REQUESTS = 9
 _SHEET_CELLS = 24
 _START_TIMEOUT_S = 60.0
@@ -52,8 +50,8 @@ class Round:
 
 def measure(size: Size) -> Result:
     """Record and judge the runs once; then start a new panel in each round and request its pages."""
-    models = [f"model-{number}:1b" for number in range(size.cells // 24)]
-    cells = 24 * len(models)
+    models = [f"model-{number}:1b" for number in range(size.cells // CELLS_PER_MODEL)]
+    cells = CELLS_PER_MODEL * len(models)
     with (
         tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name,
         start_mlflow(Path(name)) as mlflow,
@@ -74,11 +72,11 @@ def claims(cells: int, rounds: list[Round]) -> Iterator[Claim]:
     for name in PATHS:
         values = tuple(1000 * each.warm[name] for each in rounds)
         share = statistics.median(each.warm[name] / each.search_s for each in rounds)
-        yield Claim(f"{cells} runs: {name}, warm", WARM_LIMIT_MS, "ms", values, f"{share:.4f} × {search}")
+        yield Claim(f"{cells} runs: {name}, warm", 50.0, "ms", values, f"{share:.4f} × {search}")
     for state, attribute in (("cold", "cold_s"), ("after a sheet was applied", "applied_s")):
         seconds = [getattr(each, attribute) for each in rounds]
         ratios = tuple(value / each.search_s for value, each in zip(seconds, rounds, strict=True))
-        yield Claim(f"{cells} runs: {COLD}, {state}", COLD_LIMIT, "×", ratios, f"{median_s(seconds)}; {search}")
+        yield Claim(f"{cells} runs: {BOARD_PAGE}, {state}", 1.1, "×", ratios, f"{median_s(seconds)}; {search}")
     current = tuple(float(each.current) for each in rounds)
     yield Claim(
         "a sheet applied on the command line is in the next answer", 1.0, "", current, "every round", exact=True
@@ -104,12 +102,12 @@ class _Bench:
         sheet.write_text(json.dumps(fill(judging)), encoding="utf-8")
         result = Round(search_s=read_loop(self._mlflow_url, self._driver.experiment.experiment_id, self._cells))
         with self._panel() as client:
-            result.cold_s, _ = _get(client, PATHS[COLD])
+            result.cold_s, _ = _get(client, PATHS[BOARD_PAGE])
             for name, path in PATHS.items():
                 _get(client, path)
                 result.warm[name] = statistics.median(_get(client, path)[0] for _ in range(_WARM_REQUESTS))
             self._apply(sheet)
-            result.applied_s, page = _get(client, PATHS[COLD])
+            result.applied_s, page = _get(client, PATHS[BOARD_PAGE])
             _, board = _get(client, PATHS["leaderboard JSON"])
         result.current = judge in page and judge in json.loads(board)["judges"]
         return result

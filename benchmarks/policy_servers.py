@@ -48,7 +48,10 @@ def main(name: str, home: Path) -> None:
                 service, recommender, TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
             )
         else:
-            app = smallest(stack.enter_context(contextlib.closing(_log(home))), load_keys(home), *sample(home / "x"))
+            log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None, capacity=8192)
+            stack.callback(log.close)
+            decision, answer = sample(home / "x")
+            app = smallest(log, load_keys(home), decision, answer)
         run_server(app, sock, before_start=lambda: print(sock.getsockname()[1], token, flush=True))
 
 
@@ -77,17 +80,13 @@ def smallest(log: EventLog, keys: Keys, decision: dict[str, Any], answer: bytes)
         user = keys.hash_user_id(request.pop("user_id"))
         entry = {**decision, "request": request}
         _, committed = log.append("score", user, time.time(), entry, event=uuid4().hex, policy="egreedy/v1")
-        if not batch or batch[0][0] is not committed:
+        if not batch or batch[0][0] is not committed:  # all requests of one commit wait for the same future
             batch[:] = [(committed, asyncio.wrap_future(committed))]
         await batch[0][1]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
     return app
-
-
-def _log(home: Path) -> EventLog:
-    return EventLog(home, lock=threading.RLock(), on_failure=lambda: None, capacity=8192)
 
 
 if __name__ == "__main__":

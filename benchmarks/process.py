@@ -53,7 +53,7 @@ def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Col
             stderr=output,
         )
         try:
-            ended = watch.until_end(process, started)
+            measured = watch.until_end(process, started)
         except BaseException:
             process.kill()
             process.wait()
@@ -61,7 +61,7 @@ def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Col
     if process.returncode != 0:
         tail = (folder / "output.txt").read_text("utf-8", "replace")[-2000:]
         raise NotMeasured(f"`{' '.join(command)}` exited with {process.returncode}:\n{tail}")
-    return ended
+    return measured
 
 
 class _Watch:

@@ -44,7 +44,7 @@ def measure(size: Size) -> Result:
                 loads.append(float(ollama.loads - before))
                 resident.append(float(watcher.max_resident))
     medians = f"{median_s(collects)}; raw sequential loop {median_s(loops)}"
-    ratios = tuple(b / a for a, b in zip(loops, collects, strict=True))
+    ratios = tuple(collect / loop for loop, collect in zip(loops, collects, strict=True))
     return Result(
         "real-ollama",
         (
@@ -52,7 +52,7 @@ def measure(size: Size) -> Result:
             Claim("loads for three models", 3.0, "", tuple(loads), "by the server's log", exact=True),
             Claim("most models resident at once", 1.0, "", tuple(resident), "/api/ps, from outside", exact=True),
         ),
-        [{"loop_s": a, "collect_s": b} for a, b in zip(loops, collects, strict=True)],
+        [{"loop_s": loop, "collect_s": collect} for loop, collect in zip(loops, collects, strict=True)],
     )
 
 

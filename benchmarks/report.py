@@ -41,7 +41,7 @@ class Claim:
     limit: float
     unit: str  # of the limit and the values; "×" is a multiple of the comparison's time
     values: tuple[float, ...]
-    measured: str  # the medians behind it, for people
+    measured: str  # the medians behind the values, as text
     exact: bool = False  # whether each value must equal the limit, instead of the median staying below
 
     @property

@@ -68,7 +68,7 @@ def _benchmark(text: str) -> str:
 
 def _cells(text: str) -> int:
     try:
-        return Work(_positive(text)).cells
+        return Work(_positive(text)).cells  # a ValueError if no grid has this number of cells
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
 

@@ -13,7 +13,10 @@ from support.real_ollama import PsWatcher, RealOllama
 from support.scripted_ollama import ScriptedProcess, messages_hash
 from support.weights import shared_weights_home
 
+CELLS_PER_MODEL = 24  # of `record_cells`: 3 prompts × 8 scenarios
+
 __all__ = [
+    "CELLS_PER_MODEL",
     "PsWatcher",
     "RealOllama",
     "ScriptedProcess",

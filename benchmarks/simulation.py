@@ -17,19 +17,20 @@ _USERS = 1000
 
 def measure(size: Size) -> Result:
     """Measure each policy alone on one core."""
-    decisions = 20_000 if size.quick else 200_000
+    n_decisions = 20_000 if size.quick else 200_000
+    n_rounds = n_decisions // _USERS
+    small = GateSize(seeds=1, users=_USERS, rounds=n_rounds)
+    scale = FULL.seeds * FULL.users * FULL.rounds / n_decisions
     per_s: dict[str, list[float]] = {name: [] for name in ALL_POLICIES}
     gate: list[float] = []
     for number in count_rounds("simulation", size.rounds):
         for name in ALL_POLICIES:
             started = time.process_time()
-            rollout(World("standard", number, _USERS, decisions // _USERS), [find_arm(name)])
-            per_s[name].append(decisions / (time.process_time() - started))
+            rollout(World("standard", seed=number, n_users=_USERS, n_rounds=n_rounds), [find_arm(name)])
+            per_s[name].append(n_decisions / (time.process_time() - started))
         started = time.process_time()
-        small = GateSize(1, _USERS, decisions // _USERS)
         simulation_clauses("egreedy/v3", "egreedy/v1", small, workers=1, seed=number)
-        share = FULL.seeds * FULL.users * FULL.rounds / (small.users * small.rounds)
-        gate.append((time.process_time() - started) * share)
+        gate.append((time.process_time() - started) * scale)
     v3 = tuple(1e6 / speed for speed in per_s["egreedy/v3"])
     speeds = ", ".join(f"{name} {statistics.median(speed) / 1000:.0f}k/s" for name, speed in per_s.items())
     claims = (

@@ -1,4 +1,4 @@
-"""The measured work: one grid, as options for tipbench, as chat requests for one raw loop, as runs for another."""
+"""The measured work: a grid as options for tipbench, as chat requests for `chat_loop`, and as runs for `log_loop`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tipbench.plan.suite import load_suite
 
 MODELS = ("a:1b", "b:1b", "c:1b", "d:1b")
 _PROMPTS = ("v1", "v2-mentor", "v3-few-shot")
-_SCENARIOS = 8
+_MAX_SCENARIOS = 8
 _MAX_REPEATS = 100
 _KEEP_ALIVE_S = 60
 _PAGE_SIZE = 250
@@ -39,31 +39,27 @@ class Work:
     @property
     def config(self) -> dict[str, str]:
         """The options of `tipbench collect` for this work, without addresses."""
-        scenarios, repeats = _shape(self.cells)
+        n_scenarios, n_repeats = _shape(self.cells)
         return {
             "models": ",".join(MODELS),
             "prompts": ",".join(_PROMPTS),
-            "n_scenarios": str(scenarios),
-            "repeats": str(repeats),
+            "n_scenarios": str(n_scenarios),
+            "repeats": str(n_repeats),
             "concurrency": str(self.concurrency),
         }
 
-    def chat_bodies(self) -> dict[str, list[bytes]]:
-        """The bodies of the chat requests by model."""
-        return chat_bodies(self.config)
-
 
 def _shape(cells: int) -> tuple[int, int]:
-    """The scenarios and repeats that give exactly this number of cells."""
-    pairs = len(MODELS) * len(_PROMPTS)
-    each, rest = divmod(cells, pairs)
-    fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MAX_REPEATS]
-    if rest or not fitting:
-        raise ValueError(
-            f"{cells} cells are not a grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
-            f"scenarios and {_MAX_REPEATS} repeats; use a multiple of {pairs}, such as 96, 240 or 2400."
-        )
-    return fitting[-1], each // fitting[-1]
+    """Return the largest number of scenarios, with its number of repeats, that gives exactly this number of cells."""
+    n_pairs = len(MODELS) * len(_PROMPTS)
+    for n_scenarios in range(_MAX_SCENARIOS, 0, -1):
+        n_repeats, rest = divmod(cells, n_pairs * n_scenarios)
+        if rest == 0 and 1 <= n_repeats <= _MAX_REPEATS:
+            return n_scenarios, n_repeats
+    raise ValueError(
+        f"{cells} cells are not a grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_MAX_SCENARIOS} "
+        f"scenarios and {_MAX_REPEATS} repeats; use a multiple of {n_pairs}, such as 96, 240 or 2400."
+    )
 
 
 def chat_bodies(options: Mapping[str, str]) -> dict[str, list[bytes]]:
@@ -111,7 +107,7 @@ def _chat_key(model: str, messages_hash: str, options: Mapping[str, float]) -> s
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """A run as the bodies of three requests: creation with all tags, params and metrics, the end."""
+    """A run as the bodies of three requests: one creates it with all tags, one adds params and metrics, one ends it."""
 
     create: bytes  # with %EXPERIMENT% in place of the experiment's id
     batch: bytes  # without the run's id

@@ -34,8 +34,8 @@ RETRY_COLLECT = {
     "max_retry_delay": timedelta(minutes=10),
     "weight_rule": "absolute",
 }
-# Its higher priority lets an unload run before the collect tasks of other runs in the same pool. With the weight rule
-# `absolute`, a priority does not depend on the number of tasks after the task.
+# The higher priority of an unload lets it run before the collect tasks of other runs in the same pool. With the weight
+# rule `absolute`, the priority of a task does not depend on the number of tasks after it.
 RETRY_UNLOAD = {**RETRY, "priority_weight": 2, "weight_rule": "absolute"}
 
 

@@ -263,7 +263,7 @@ class CollectEnvironment:
 
     home: Path
     open_mlflow: Callable[[], MlflowConnection]  # called after the models are accepted
-    free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
+    free_memory: Callable[[str], FreeMemory]  # for the model of this name; unknown if it runs on another machine
     observer: Observer
 
     def message(self, text: str) -> None:

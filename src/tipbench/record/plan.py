@@ -139,7 +139,7 @@ def make_plan(
     recorded: RecordedCells,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan. `free_memory` returns the free memory of the machine that runs a model, if that is this one."""
+    """Build the plan. `free_memory` returns the free memory for a model; unknown if it runs on another machine."""
     identities = [
         ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
         for each in facts.values()

@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def evidence(self) -> Evidence | None:
-        """Return which models were seen in memory so far; None if no other client can use the engine."""
+        """Return which models were seen in the server's memory so far; None for an engine without a server."""
         ...
 
     def foreign_between(self, start: float, end: float) -> bool:
@@ -287,7 +287,7 @@ class EngineType:
         return url is None or is_loopback(url)
 
     def resource(self, config: CollectConfig) -> str:
-        """Return the name of the resource that it occupies: its server, or itself on this machine."""
+        """Return the name of what two jobs must not use at once: the server, or this engine on this machine."""
         url = self.server_url(config)
         return f"{self.label} on this machine" if url is None else f"{self.label} at {canonical_url(url)}"
 

@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def n_stale(self) -> int:
-        """Number of runs with a planned cell's names, but another key: weights, prompt or scenario changed since."""
+        """Number of runs of planned cells that are outdated: the weights, the prompt or the scenario has changed."""
         keys = {planned.key for planned in self.cells}
         planned_cells = [planned.cell for planned in self.cells]
         names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}

@@ -176,7 +176,7 @@ def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest)
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
     # Overlap would add cells that others have scored, but the selected cells are unjudged.
-    return replace(request, only=selected.run_ids, first=selected.scenarios, overlap=0.0), selected
+    return replace(request, only=selected.run_ids, preferred_scenarios=selected.scenarios, overlap=0.0), selected
 
 
 def duel_request(

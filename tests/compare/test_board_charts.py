@@ -103,14 +103,14 @@ def test_the_state_of_a_row_is_visible_without_colour() -> None:
 
 def test_the_shading_ends_where_rows_are_separated() -> None:
     leaderboard = board(missing=is_missing)
-    shaded = [row["label"] for row in forest_rows(leaderboard) if row["top"]]
+    shaded = [row["label"] for row in forest_rows(leaderboard) if row["shaded"]]
     assert shaded == [str(leaderboard.ranking.leader), *map(str, leaderboard.ranking.tied_ranked)]
 
 
 def test_a_decided_board_shades_nothing() -> None:
     leaderboard = board(PAIRS[:2], lead=4, noise=0.3)
     assert leaderboard.ranking.decided
-    assert not any(row["top"] for row in forest_rows(leaderboard))
+    assert not any(row["shaded"] for row in forest_rows(leaderboard))
 
 
 def test_unjudged_rows_are_named_without_a_point() -> None:

@@ -29,7 +29,7 @@ from tipbench.cli.options import open_or_start_mlflow, open_store
 from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
-from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_error
+from tipbench.generate.engine import ENGINES, engine_locks, engine_type_of, refusal_error
 from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
@@ -139,10 +139,10 @@ def _open_conf_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowSto
     settings = load_settings()
     config = read_conf(conf, settings)
     with open_store(settings, config.mlflow_url) as store:
-        yield config, store, _wait_for_mlflow(config, lambda: existing_experiment(store, config.experiment))
+        yield config, store, _with_retries(config, lambda: existing_experiment(store, config.experiment))
 
 
-def _wait_for_mlflow(config: CollectConfig, read_experiment: Callable[[], Experiment]) -> Experiment:
+def _with_retries(config: CollectConfig, read_experiment: Callable[[], Experiment]) -> Experiment:
     """Return the experiment; retries while MLflow is unavailable, for at most `server_wait_s`."""
     from tipbench.record.collect import retry_while_unavailable
 
@@ -246,7 +246,7 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-# URL of the Ollama server by collect task. Without listed hosts there is one task; its None means the configured URL.
+# URL of the Ollama server by collect task. Without listed hosts there is one task, with None: the configured URL.
 TaskUrls = Mapping[str, str | None]
 
 
@@ -339,7 +339,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
-    local_models = [model for model in config.model_names if engine_of(model).server is None]
+    local_models = [model for model in config.model_names if engine_type_of(model).server is None]
     remote_models = [model for model in config.model_names if model not in local_models]
     accepted: dict[str, dict[str, ModelFacts]] = {model: {} for model in config.model_names}  # model → task → facts
     reasons: dict[str, list[str]] = {model: [] for model in config.model_names}
@@ -392,7 +392,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     with open_or_start_mlflow(settings, config.mlflow_url) as mlflow:
         print_message(f"MLflow: {mlflow.description}")
         store = mlflow.store
-        experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))
+        experiment = _with_retries(config, lambda: store.ensure_experiment(config.experiment))
         now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():
             # An earlier attempt of the task may have recorded it.

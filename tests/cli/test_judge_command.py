@@ -460,7 +460,7 @@ def test_a_held_sheet_shows_scale_direction_size_and_anchors_but_no_item(large_c
 
     result = large_cli.apply(fill(judging, always(5)), "--json")
     assert result.code == 1
-    assert (result.json["status"], data.json["applied"], data.json["errors"]) == ("held", 0, [])
+    assert (result.json["status"], result.json["applied"], result.json["errors"]) == ("held", 0, [])
     assert result.json["drift"] == {"verdict": "held"}, "the second time the word alone"
 
     revised = large_cli.apply(fill(judging))

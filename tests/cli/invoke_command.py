@@ -1,4 +1,4 @@
-"""Commands run inside the test's process: quick, with separate stdout, stderr and exit code; and what they record."""
+"""Commands run inside the test's process: quick, with separate stdout, stderr and exit code."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 from typer.testing import CliRunner
 
 from tipbench.cli.main import app
-from tipbench.record.mlflow import MlflowStore
-from tipbench.record.run import StoredRun
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,3 @@ def usage_error(*arguments: str) -> str:
     assert (result.code, result.stdout) == (2, ""), result
     assert "Traceback" not in result.stderr
     return result.stderr
-
-
-def recorded_runs(mlflow_url: str, experiment: str, kind: str) -> list[StoredRun]:
-    """The runs of one kind; none if the experiment is missing."""
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))

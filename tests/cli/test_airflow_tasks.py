@@ -14,8 +14,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invoke_command import invoke, recorded_runs
+from invoke_command import invoke
 
+from support.experiments import find_experiment, recorded_runs
 from support.judging import SheetDriver
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.cli.airflow_tasks import (
@@ -77,9 +78,7 @@ def runs(conf: dict[str, Any], kind: str) -> list[StoredRun]:
 
 def judge_cells(conf: dict[str, Any]) -> None:
     with MlflowStore(conf["mlflow_url"]) as store:
-        experiment = store.experiment(conf["experiment"])
-        assert experiment is not None
-        SheetDriver(store, experiment).judged_by("anna")
+        SheetDriver(store, find_experiment(store, conf["experiment"])).judged_by("anna")
 
 
 def scenarios_by_model(conf: dict[str, Any]) -> dict[str, int]:

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from invoke_command import invoke, recorded_runs, usage_error
+from invoke_command import invoke, usage_error
 
 from support.command import tipbench
+from support.experiments import recorded_runs
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 

@@ -14,6 +14,7 @@ import pytest
 from invoke_command import CommandResult, invoke, usage_error
 
 from support.boards import HOSTILE, PAIRS, board
+from support.experiments import recorded_runs
 from support.judged import judge_at
 from support.judging import SheetDriver, fill, items_of, record_cells
 from support.mlflow_server import free_port
@@ -136,17 +137,14 @@ def test_the_experiment_may_be_an_argument_an_option_or_a_setting(monkeypatch: p
 
 
 def test_a_board_is_kept_once_until_it_changes(filled_mlflow: str) -> None:
-    def kept() -> int:
-        with MlflowStore(filled_mlflow) as store:
-            experiment = store.experiment(LATER)
-            assert experiment is not None
-            return len(list(store.search(experiment.experiment_id, where={"kind": "leaderboard"})))
+    def count_boards() -> int:
+        return len(recorded_runs(filled_mlflow, LATER, "leaderboard"))
 
     compare(LATER)
     compare(LATER, "--format", "csv")
-    assert kept() == 1
+    assert count_boards() == 1
     compare(LATER, "--baseline", BEST)
-    assert kept() == 2
+    assert count_boards() == 2
 
 
 def test_differences_to_a_baseline_are_shown_with_those_to_the_leader() -> None:

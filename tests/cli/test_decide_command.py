@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from invoke_command import invoke, recorded_runs, usage_error
+from invoke_command import invoke, usage_error
 
+from support.experiments import recorded_runs
 from support.judged import judge_at
 from support.judging import SheetDriver, record_cells
 from tipbench.record.mlflow import MlflowStore

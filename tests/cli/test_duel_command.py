@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from invoke_command import invoke, usage_error
 
+from support.experiments import find_experiment
 from support.judged import judge_at
 from support.judging import SheetDriver, record_cells
 from tipbench.cli.main import app
@@ -55,8 +56,7 @@ def export_duels(file: Path, *options: str) -> dict[str, Any]:
 
 def stored_sheet(url: str, raw: dict[str, Any]) -> StoredDuelSheet:
     with MlflowStore(url) as store:
-        experiment = store.experiment(TIED)
-        assert experiment is not None
+        experiment = find_experiment(store, TIED)
         found = find_duel(store, experiment, raw["sheet"])
     assert found is not None
     return found

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from invoke_command import recorded_runs
 
 from support.command import start_tipbench, tipbench_json
+from support.experiments import recorded_runs
 from support.polling import eventually
 from support.scripted_ollama import Fault, ScriptedOllama
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from invoke_command import invoke
 
+from support.experiments import find_experiment
 from support.judging import fill
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama, tips
 from tipbench.generate.engine import FailureKind
@@ -62,8 +63,7 @@ def recorded_names(mlflow_url: str, tmp_path: Path) -> Names:
     compare_and_decide(mlflow_url, tmp_path)
     names: Names = defaultdict(set)
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(EXPERIMENT)
-        assert experiment is not None
+        experiment = find_experiment(store, EXPERIMENT)
         assert set(experiment.tags) == {"tipbench.design", "tipbench.revision"}
         for found in store.search(experiment.experiment_id, where={}):
             run, texts = store.get(found.run_id)
@@ -81,8 +81,7 @@ def judge_sheet(mlflow_url: str, folder: Path, name: str, *options: str) -> None
     out = folder / f"{name}.json"
     assert invoke("judge", "export", *where, "--judge", name, "--seed", "1", "--out", str(out), *options).code == 0
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(EXPERIMENT)
-        assert experiment is not None
+        experiment = find_experiment(store, EXPERIMENT)
         sheet = json.loads(out.read_text("utf-8"))["sheet"]
         judging = find_sheet(store, experiment, sheet)
     assert judging is not None

@@ -356,15 +356,15 @@ def test_one_mistake_refuses_the_whole_sheet_and_names_the_place(
     driver, _, raw = filled_sheet
     path = tmp_path / "hostile.json"
     before = driver.everything()
-    for how, (change, field) in HOSTILE.items():
+    for mistake, (change, field) in HOSTILE.items():
         path.write_text(json.dumps(change(copy.deepcopy(raw))))
         result = invoke("judge", "apply", str(path), "--json", "--mlflow-url", mlflow_url)
-        assert result.code == 1, how
+        assert result.code == 1, mistake
         data = result.json
         assert {name: data[name] for name in ("status", "applied", "unfinished", "drift")} == {
             "status": "refused", "applied": 0, "unfinished": 0, "drift": None,
         }  # fmt: skip
-        assert data["sheet"] == ("0" * 12 if how == "sheet" else raw["sheet"])
+        assert data["sheet"] == ("0" * 12 if mistake == "sheet" else raw["sheet"])
         assert field.replace("{last}", str(len(raw["items"]))) in {error["field"] for error in data["errors"]}
         assert all({"item", "tip", "field", "seen", "expected", "message"} <= error.keys() for error in data["errors"])
     assert driver.everything() == before
@@ -374,8 +374,8 @@ def test_a_printed_refusal_is_short_and_has_no_control_characters(
     filled_sheet: tuple[SheetDriver, StoredSheet, dict[str, Any]], mlflow_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "hostile.json"
-    for how in ("changed tip", "huge note", "items"):
-        path.write_text(json.dumps(HOSTILE[how][0](copy.deepcopy(filled_sheet[2]))))
+    for mistake in ("changed tip", "huge note", "items"):
+        path.write_text(json.dumps(HOSTILE[mistake][0](copy.deepcopy(filled_sheet[2]))))
         result = invoke("judge", "apply", str(path), "--mlflow-url", mlflow_url)
         assert (result.code, result.stdout) == (1, "")
         assert "The sheet has 1 problem; nothing was applied." in result.stderr
@@ -580,7 +580,7 @@ def test_the_scores_of_a_program_that_dies_are_kept_and_the_rest_has_a_reason(cl
 
 
 def test_markup_and_instructions_in_notes_are_kept_as_plain_text(cli: JudgeCli) -> None:
-    result = cli.judge("run", "--with", program("mischief.py", "notes"), "--judge", "noter")
+    result = cli.judge("run", "--with", program("faulty.py", "notes"), "--judge", "noter")
     assert result.code == 0, result
     judged = [run for run in cli.driver.cells().values() if run.state == "judged"]
     assert len(judged) == 8

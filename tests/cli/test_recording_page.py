@@ -98,9 +98,9 @@ def judge_sheet(mlflow_url: str, folder: Path, name: str, *options: str) -> None
 def compare_and_decide(mlflow_url: str, folder: Path) -> None:
     """Record a board, duels of its tied pairs, and a decision for a pair that does not lead."""
     where = ("--experiment", EXPERIMENT, "--mlflow-url", mlflow_url)
-    shown = invoke("compare", *where, "--json")
-    assert shown.code == 0, shown.stderr
-    last = json.loads(shown.stdout)["standings"][-1]
+    compared = invoke("compare", *where, "--json")
+    assert compared.code == 0, compared.stderr
+    last = json.loads(compared.stdout)["standings"][-1]
     out = folder / "duels.json"
     assert invoke("judge", "duel", *where, "--judge", "anna", "--seed", "1", "--out", str(out)).code == 0
     duels = json.loads(out.read_text("utf-8"))

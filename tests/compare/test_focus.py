@@ -124,7 +124,7 @@ def test_a_focused_sheet_has_the_cells_of_the_focus_first_and_none_of_others() -
     cells = read_board_cells(store, driver.experiment.experiment_id, CellFilter())
     found = known(focus_of(cells))
     assert {pair.model for pair in found.pairs} == {"one:1b", "two:1b"}
-    done = driver.export("anna", only=found.run_ids, first=found.scenarios, overlap=0.0)
+    done = driver.export("anna", only=found.run_ids, preferred_scenarios=found.scenarios, overlap=0.0)
     runs_by_id = driver.cells()
     runs = {entry.run_id for entry in done.stored.entries if entry.kind is ItemKind.CELL and entry.run_id}
     assert runs == found.run_ids

@@ -86,13 +86,13 @@ def test_every_element_is_closed(page: Page) -> None:
 
 
 def test_the_page_has_verdict_charts_tables_judging_and_answers(leaderboard: Leaderboard, page: Page) -> None:
-    whole = "".join(page.texts)
-    assert summary_card(leaderboard).title in whole
-    assert leaderboard.verdict in whole
+    text = "".join(page.texts)
+    assert summary_card(leaderboard).title in text
+    assert leaderboard.verdict in text
     for title in ("Standings", "Model × prompt", "Quality against latency", "Judging", "Answers, side by side"):
-        assert title in whole
+        assert title in text
     assert page.tags["figure"] == 3
-    assert "Attribution needs every model with every prompt" in whole
+    assert "Attribution needs every model with every prompt" in text
     assert page.tags["svg"] == 4 * page.tags["figure"]
     assert page.tags["details"] == 2 + 3  # conditions, numbers of the heat map, scenarios
 
@@ -101,7 +101,7 @@ def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
     duels = duel_table([Duel(PAIRS[0], PAIRS[1], f"s{at}", "first") for at in range(6)])
     leaderboard = board(duels=duels, where={"params.model": "a"}, judge="anna", baseline=PAIRS[0])
     page = Page(html_report(leaderboard, judging=judging()))
-    whole = "".join(page.texts)
+    text = "".join(page.texts)
     assert page.tags["figure"] == 3
     for part in (
         "Prompts, over all models",
@@ -110,7 +110,7 @@ def test_a_complete_board_shows_attribution_duels_filter_and_baseline() -> None:
         "for the whole experiment",
         "are unlikely to be detected with 8 scenarios",
     ):
-        assert part in whole
+        assert part in text
     heads = [text for text in page.texts if text in ("to baseline", "to leader", "standing")]
     assert heads == ["to baseline", "to leader", "standing"]
 
@@ -124,13 +124,13 @@ def test_a_small_provisional_board_has_a_badge_and_no_empty_parts() -> None:
 
 
 def test_the_judging_section_shows_judges_agreement_drift_and_rubric(page: Page) -> None:
-    whole = " ".join(page.texts)
+    text = " ".join(page.texts)
     for label in ("anna", "ben", "rules", "relevance 0.81", "tone unknown", "20 of 96 (21 %)"):
-        assert label in whole
-    assert "+0.62, too far off" in whole
-    assert "count, drift accepted" in whole
-    assert "beyond the limit" not in whole
-    assert "tip-v1 (abababababab)" in whole
+        assert label in text
+    assert "+0.62, too far off" in text
+    assert "count, drift accepted" in text
+    assert "beyond the limit" not in text
+    assert "tip-v1 (abababababab)" in text
 
 
 def test_nothing_is_loaded_and_nothing_is_run(page: Page, hostile_report: tuple[str, Page]) -> None:
@@ -153,11 +153,11 @@ def test_the_page_has_no_address_and_no_heading_level_is_skipped(source: str) ->
 def test_hostile_names_and_tips_show_as_text(hostile_report: tuple[str, Page]) -> None:
     source, page = hostile_report
     assert page.open == []
-    whole = "".join(page.texts)
-    assert "<script>alert(1)</script>" in whole
-    assert "\"'><img src=x onerror=alert(2)>" in whole
-    assert "]]>--><!-- </style></svg></title> &amp; &lt;" in whole
-    assert "x" * 10_000 in whole  # a tip is never cut
+    text = "".join(page.texts)
+    assert "<script>alert(1)</script>" in text
+    assert "\"'><img src=x onerror=alert(2)>" in text
+    assert "]]>--><!-- </style></svg></title> &amp; &lt;" in text
+    assert "x" * 10_000 in text  # a tip is never cut
     assert not re.search("[\x00\x1b]", source)
     source.encode()
 
@@ -171,8 +171,8 @@ def test_invisible_and_direction_characters_are_shown_by_their_names(hostile_rep
 def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
     ids = page.values("id")
     assert len(ids) == len(set(ids))
-    wanted = [value.lstrip("#") for value in page.values("href") + page.values("aria-labelledby")]
-    assert set(wanted) <= set(ids)
+    targets = [value.lstrip("#") for value in page.values("href") + page.values("aria-labelledby")]
+    assert set(targets) <= set(ids)
 
 
 def test_tables_have_a_name_and_headers_with_scope(page: Page) -> None:
@@ -197,9 +197,9 @@ def test_an_unjudged_board_is_a_valid_page() -> None:
 def test_an_answer_without_tips_shows_the_reason() -> None:
     pair = PAIRS[0]
     given_answers = (Answer(pair, "failed", None, None, ()), Answer(pair, "judged", 3.0, False, ()))
-    shown = "".join(_answers(ScenarioAnswers("a@b", None, given_answers)).texts)
+    text = "".join(_answers(ScenarioAnswers("a@b", None, given_answers)).texts)
     for part in ("No complete answer.", "No usable tip.", "not the requested format", "its card is not shown"):
-        assert part in shown
+        assert part in text
 
 
 any_text = st.text() | st.sampled_from(HOSTILE)
@@ -209,10 +209,10 @@ any_text = st.text() | st.sampled_from(HOSTILE)
 @given(any_text, any_text, any_text)
 def test_no_tip_becomes_markup(tip: str, why: str, scenario: str) -> None:
     answer = Answer(_bare().standings[0].pair, "judged", 3.0, True, (AnswerTip(tip, why, {"tone": 2.0}),))
-    shown = _answers(ScenarioAnswers(scenario, None, (answer,)))
-    assert shown.open == []
-    assert shown.values("class").count("tip") == 1
-    assert not {"script", "img", "b", "i"} & set(shown.tags)
+    text = _answers(ScenarioAnswers(scenario, None, (answer,)))
+    assert text.open == []
+    assert text.values("class").count("tip") == 1
+    assert not {"script", "img", "b", "i"} & set(text.tags)
 
 
 @cache

@@ -54,19 +54,19 @@ def test_only_a_new_board_invalidates_readers_caches(store: MemoryStore) -> None
 
 
 def test_the_run_has_the_whole_board_and_what_mlflow_can_list(store: MemoryStore) -> None:
-    shown = board()
-    run, texts = store.get(record_board(store, "1", shown))
-    assert json.loads(texts[BOARD]) == shown.to_json()
-    leader = shown.standings[0]
+    leaderboard = board()
+    run, texts = store.get(record_board(store, "1", leaderboard))
+    assert json.loads(texts[BOARD]) == leaderboard.to_json()
+    leader = leaderboard.standings[0]
     assert run.tags["leader"] == str(leader.pair)
     assert (run.tags["provisional"], json.loads(run.tags["judges"])) == ("false", ["anna", "ben"])
-    assert run.tags["mlflow.note.content"] == shown.verdict
-    assert run.params == {"rubric": shown.rubric, "conditions": "c1"}
+    assert run.tags["mlflow.note.content"] == leaderboard.verdict
+    assert run.params == {"rubric": leaderboard.rubric, "conditions": "c1"}
     assert run.metrics == {
         "pairs": 12.0,
         "scenarios": 8.0,
-        "decided": float(shown.ranking.decided),
-        "tied": float(len(shown.ranking.tied)),
+        "decided": float(leaderboard.ranking.decided),
+        "tied": float(len(leaderboard.ranking.tied)),
         "leader_composite": known(leader.result.estimate).mean,
     }
 

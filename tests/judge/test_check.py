@@ -365,7 +365,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(filled(SHEET))
 
 
-def mutate(raw: Raw, path: tuple[Any, ...], how: str, value: Any) -> None:
+def mutate(raw: Raw, path: tuple[Any, ...], operation: str, value: Any) -> None:
     target: Any = raw
     for key in path[:-1]:
         if not isinstance(target, dict | list) or (isinstance(target, dict) and key not in target):
@@ -375,16 +375,16 @@ def mutate(raw: Raw, path: tuple[Any, ...], how: str, value: Any) -> None:
         target = target[key]
     key = path[-1]
     if isinstance(target, list) and isinstance(key, int) and key < len(target):
-        if how == "double":
+        if operation == "double":
             target.append(copy.deepcopy(target[key]))
-        elif how == "drop":
+        elif operation == "drop":
             del target[key]
         else:
             target[key] = value
     elif isinstance(target, dict) and key in target:
-        if how == "double":
+        if operation == "double":
             target[f"{key} "] = target[key]
-        elif how == "drop":
+        elif operation == "drop":
             del target[key]
         else:
             target[key] = value
@@ -399,8 +399,8 @@ def test_a_mutated_sheet_is_refused_with_a_place_or_gives_scores_in_range(
     mutations: list[tuple[tuple[Any, ...], str, Any]], swap: bool
 ) -> None:
     raw = filled(SHEET)
-    for path, how, value in mutations:
-        mutate(raw, path, how, value)
+    for path, operation, value in mutations:
+        mutate(raw, path, operation, value)
     if swap and isinstance(raw.get("items"), list):
         raw["items"].reverse()
     checked = outcome(raw)

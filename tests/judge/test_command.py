@@ -153,16 +153,16 @@ def test_a_child_that_keeps_the_output_open_does_not_block_the_run(tmp_path: Pat
 
 
 def test_a_sheet_in_prose_and_a_fence_is_found() -> None:
-    assert scored_items(judge_with(program("talks"))) == ALL
+    assert scored_items(judge_with(program("prose_and_fence"))) == ALL
 
 
 def test_batches_are_sent_one_after_the_other(tmp_path: Path) -> None:
-    assert scored_items(judge_with(program("learns", tmp_path / "calls"), batch=3)) == ALL
+    assert scored_items(judge_with(program("correct_on_retry", tmp_path / "calls"), batch=3)) == ALL
     assert (tmp_path / "calls").read_text().split() == ["3", "2", "1"]
 
 
 @pytest.mark.parametrize(
-    ("how", "complaint"),
+    ("fault", "message"),
     [
         ("changed text", "Indeed."),
         ("off scale", "a whole number from 1 to 5"),
@@ -171,31 +171,31 @@ def test_batches_are_sent_one_after_the_other(tmp_path: Path) -> None:
         ("foreign item", "not returned"),
     ],
 )
-def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(how: str, complaint: str) -> None:
-    outcomes = judge_with(program("mischief", how))
+def test_one_wrong_item_is_unscored_with_its_reason_and_the_others_are_kept(fault: str, message: str) -> None:
+    outcomes = judge_with(program("faulty", fault))
     assert scored_items(outcomes) == ALL - {"item-0"}
-    assert complaint in reason(outcomes["item-0"])
+    assert message in reason(outcomes["item-0"])
 
 
 @pytest.mark.parametrize(
-    ("how", "complaint"),
+    ("fault", "message"),
     [
         ("other sheet", "another sheet"),
     ],
 )
-def test_output_for_another_sheet_is_ignored(how: str, complaint: str) -> None:
-    outcomes = judge_with(program("mischief", how))
+def test_output_for_another_sheet_is_ignored(fault: str, message: str) -> None:
+    outcomes = judge_with(program("faulty", fault))
     assert scored_items(outcomes) == set()
-    assert all(complaint in reason(outcome) for outcome in outcomes.values())
+    assert all(message in reason(outcome) for outcome in outcomes.values())
 
 
-@pytest.mark.parametrize("how", ["items alone", "deep"])
-def test_text_around_the_items_is_ignored(how: str) -> None:
-    assert scored_items(judge_with(program("mischief", how))) == ALL
+@pytest.mark.parametrize("fault", ["items alone", "deep"])
+def test_text_around_the_items_is_ignored(fault: str) -> None:
+    assert scored_items(judge_with(program("faulty", fault))) == ALL
 
 
 def test_markup_and_instructions_in_notes_stay_text() -> None:
-    outcomes = judge_with(program("mischief", "notes"))
+    outcomes = judge_with(program("faulty", "notes"))
     assert scored_items(outcomes) == ALL
     score = outcomes["item-0"]
     assert isinstance(score, ItemScore)
@@ -204,7 +204,7 @@ def test_markup_and_instructions_in_notes_stay_text() -> None:
 
 
 def test_excessive_output_is_stopped_and_earlier_scores_are_kept() -> None:
-    assert scored_items(judge_with(program("floods"))) == ALL
+    assert scored_items(judge_with(program("endless_output"))) == ALL
 
 
 def test_excessive_output_without_scores_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,9 +113,9 @@ def test_a_sheet_has_the_wanted_number_of_control_tips_or_the_most_possible(mate
     entries = material.sheet(seed)
     cells = len(material.cells)
     tips = sum(len(cell.tips) for cell in material.cells) / max(1, cells)
-    wanted = max(min(40, cells), round(min(10, cells / 4) * tips))
+    expected = max(min(40, cells), round(min(10, cells / 4) * tips))
     totals = possible_totals(material, entries)
-    assert len(control_ids(entries)) == min((t for t in totals if t >= wanted), default=max(totals))
+    assert len(control_ids(entries)) == min((t for t in totals if t >= expected), default=max(totals))
 
 
 @settings(max_examples=12)
@@ -162,8 +162,8 @@ def test_in_a_scenario_no_control_is_shown_again_before_one_shown_less_often(mat
     used = set(control_ids(material.sheet(seed)))
     for scenario in SCENARIOS:
         own = [control_id(control) for control in material.controls if control.scenario == scenario]
-        taken, left = [name for name in own if name in used], [name for name in own if name not in used]
-        assert not taken or not left or max(times[name] for name in taken) <= min(times[name] for name in left)
+        taken, unused = [name for name in own if name in used], [name for name in own if name not in used]
+        assert not taken or not unused or max(times[name] for name in taken) <= min(times[name] for name in unused)
 
 
 @settings(max_examples=12)

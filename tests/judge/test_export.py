@@ -112,13 +112,13 @@ def test_without_a_limit_a_judge_gets_all_fresh_cells_and_the_overlap_in_whole_s
     others = Counter(cell.scenario for cell in cells if cell.scored_by and "ann" not in cell.scored_by)
     shared = Counter(cell.scenario for cell in chosen if cell.scored_by)
     by_others = sum(bool(cell.scored_by - {"ann"}) for cell in cells)
-    wanted = max(0, ceil(round(overlap * by_others, 6)) - (by_others - others.total()))
+    expected = max(0, ceil(round(overlap * by_others, 6)) - (by_others - others.total()))
     assert [cell for cell in chosen if not cell.scored_by] == sorted(
         (cell for cell in cells if not cell.scored_by), key=chosen.index
     )
     assert all(shared[scenario] == others[scenario] for scenario in shared)
-    assert shared.total() >= wanted
-    assert not shared or shared.total() - min(shared.values()) < wanted
+    assert shared.total() >= expected
+    assert not shared or shared.total() - min(shared.values()) < expected
 
 
 def test_a_judge_who_has_the_overlap_gets_no_more_of_it() -> None:

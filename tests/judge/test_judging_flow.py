@@ -405,8 +405,8 @@ def run_rules(driver: SheetDriver) -> JudgeResult:
 
 
 def test_the_rules_judge_scores_provisionally_and_changes_no_score_of_people(driver: SheetDriver) -> None:
-    ran = run_rules(driver)
-    assert (ran.applied.status, ran.unscored) == ("applied", ())
+    result = run_rules(driver)
+    assert (result.applied.status, result.unscored) == ("applied", ())
     runs = driver.cells().values()
     assert driver.states() == {"pending": CELLS}
     assert {run.tags["judge_pending"] for run in runs} == {"true"}
@@ -788,10 +788,11 @@ def test_a_judge_that_was_interrupted_continues_its_sheet(driver: SheetDriver) -
     assert not any("provisional_composite" in run.metrics for run in driver.cells().values())
     messages: list[str] = []
     judge = ScriptedJudge()
-    ran = run_scripted(driver, judge, messages)
-    assert ran.continued
+    result = run_scripted(driver, judge, messages)
+    assert result.continued
     assert judge.requested == [len(find_sheets(driver)[0].entries) - 15]
-    assert messages == [f"continuing the sheet {ran.applied.sheet}: 15 of {ran.applied.n_finished} items are scored"]
+    counts = f"15 of {result.applied.n_finished} items are scored"
+    assert messages == [f"continuing the sheet {result.applied.sheet}: {counts}"]
     assert {run.metrics["provisional_composite"] for run in driver.cells().values()} == {11.0}
 
 
@@ -800,9 +801,9 @@ def find_sheets(driver: SheetDriver) -> list[Any]:
 
 
 def test_items_without_a_score_are_reported_with_the_reason_and_retried_next_time(driver: SheetDriver) -> None:
-    ran = run_scripted(driver, ScriptedJudge(skips=5))
-    assert [each.reason for each in ran.unscored] == ["no answer came"] * 5
-    assert ran.to_json()["unfinished"] == 5
+    result = run_scripted(driver, ScriptedJudge(skips=5))
+    assert [each.reason for each in result.unscored] == ["no answer came"] * 5
+    assert result.to_json()["unfinished"] == 5
     missing = [run for run in driver.cells().values() if "provisional_composite" not in run.metrics]
     assert 0 < len(missing) <= 5
     assert not run_scripted(driver, ScriptedJudge()).unscored
@@ -821,20 +822,20 @@ def test_progress_counts_to_the_total_and_only_scores_are_written(driver: SheetD
         def __exit__(self, *_: object) -> None:
             entered.append("out")
 
-    ran = run_scripted(driver, ScriptedJudge(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Lock)
-    total = ran.applied.n_finished + 2
+    result = run_scripted(driver, ScriptedJudge(skips=2), progress=lambda *numbers: seen.append(numbers), lock=Lock)
+    total = result.applied.n_finished + 2
     assert seen[-1] == (total - 2, 2, total)
     assert entered == ["in", "out"]
 
 
 def test_an_automatic_judge_that_counts_is_held_if_it_drifts(driver: SheetDriver) -> None:
     judge = counted_judge()
-    ran = run_scripted(driver, judge)
-    assert ran.applied.held
-    assert ran.applied.status is SheetStatus.HELD
+    result = run_scripted(driver, judge)
+    assert result.applied.held
+    assert result.applied.status is SheetStatus.HELD
     assert driver.states() == {"pending": CELLS}
     judge = counted_judge()
-    again = rf"held.* To accept the scores of the sheet {ran.applied.sheet}: the same command with --accept-drift"
+    again = rf"held.* To accept the scores of the sheet {result.applied.sheet}: the same command with --accept-drift"
     with pytest.raises(NotEnoughData, match=again):
         run_scripted(driver, judge)
     assert judge.requested == []
@@ -854,12 +855,12 @@ def test_an_interrupted_apply_of_a_run_is_completed_by_the_next_run(survived: in
         run_scripted(driver, judge, accept=None if provisional else "a test")
     store.updates_left = None
     messages: list[str] = []
-    ran = run_scripted(driver, judge, messages)
-    assert judge.requested == [ran.applied.n_finished], "nothing was scored twice"
-    assert messages == [f"the sheet {ran.applied.sheet} was only partly applied: finishing it now"]
+    result = run_scripted(driver, judge, messages)
+    assert judge.requested == [result.applied.n_finished], "nothing was scored twice"
+    assert messages == [f"the sheet {result.applied.sheet} was only partly applied: finishing it now"]
     name = "provisional_composite" if provisional else "composite"
     assert {run.metrics[name] for run in driver.cells().values()} == {11.0}
-    assert ran.continued
+    assert result.continued
     with pytest.raises(NotEnoughData):
         run_scripted(driver, judge)
 
@@ -883,8 +884,8 @@ def test_an_accepted_sheet_is_applied_and_nothing_else_is_judged_under_its_reaso
     held = run_scripted(driver, counted_judge()).applied.sheet
     record_cells(driver.store, models=("gamma:3b",))
     judge = counted_judge()
-    ran = run_scripted(driver, judge, accept="we looked at them")
-    assert (ran.applied.sheet, ran.applied.accepted, judge.requested) == (held, "we looked at them", [])
+    result = run_scripted(driver, judge, accept="we looked at them")
+    assert (result.applied.sheet, result.applied.accepted, judge.requested) == (held, "we looked at them", [])
     assert driver.states() == {"judged": CELLS, "pending": CELLS}
 
 
@@ -911,8 +912,8 @@ def test_an_mlflow_that_is_unavailable_for_a_while_loses_nothing(monkeypatch: py
     store = SeededStore()
     driver = new_driver(store)
     messages: list[str] = []
-    ran = run_scripted(driver, JudgeDuringOutage(store, 5, 20), messages)
-    assert ran.applied.n_unfinished == 0
+    result = run_scripted(driver, JudgeDuringOutage(store, 5, 20), messages)
+    assert result.applied.n_unfinished == 0
     assert sum("Judging continues" in line for line in messages) == 1
     assert all("provisional_composite" in run.metrics for run in driver.cells().values())
 

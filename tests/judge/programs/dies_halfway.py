@@ -3,7 +3,7 @@
 import json
 import sys
 
-from filling import count_call, fill, read
+from sheet_io import count_call, fill, read
 
 sheet = fill(read())
 count_call(sys.argv[1], sheet)

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from filling import fill
+from sheet_io import fill
 
 sheet = fill(json.loads(Path(sys.argv[1].removeprefix("--sheet=")).read_text()), 2)
 Path(sys.argv[-1].removeprefix("--sheet=")).write_text(json.dumps(sheet))

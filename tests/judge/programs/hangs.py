@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from filling import fill_item, read, write
+from sheet_io import fill_item, read, write
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -2,6 +2,6 @@
 
 import sys
 
-from filling import fill, read, write
+from sheet_io import fill, read, write
 
 write(fill(read(), int(sys.argv[1]) if len(sys.argv) > 1 else 3))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from filling import fill, read, write
+from sheet_io import fill, read, write
 
 write(fill(read()))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

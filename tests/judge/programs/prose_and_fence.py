@@ -2,7 +2,7 @@
 
 import json
 
-from filling import fill, read
+from sheet_io import fill, read
 
 sheet = fill(read(), 4)
 print('I have {carefully} read the sheet, {"as": "asked"}. Here it is:\n\n```json')

@@ -2,7 +2,7 @@
 
 import sys
 
-from filling import fill, read, write
+from sheet_io import fill, read, write
 
 write(fill(read()))
 for _ in range(100):

@@ -2,7 +2,7 @@
 
 import sys
 
-from filling import count_call, fill, read, write
+from sheet_io import count_call, fill, read, write
 
 sheet = fill(read())
 if count_call(sys.argv[1], sheet) == 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.panel_pages import Visit
+from support.panel_pages import TabOpener
 from support.panel_site import Site, listening, make_app
 from support.scripted_runner import ScriptedRunner
 from tipbench.record.store import MemoryStore
@@ -26,8 +26,8 @@ def site(home: Path) -> Iterator[Site]:
         yield Site(url, app, admin, judge, home)
 
 
-def test_waiting_for_the_judge_is_offered_with_airflow_only(site: Site, visit: Visit) -> None:
-    page = visit(site).page
+def test_waiting_for_the_judge_is_offered_with_airflow_only(site: Site, open_tab: TabOpener) -> None:
+    page = open_tab(site).page
     page.goto(f"{site.url}/run")
     box = page.get_by_label("Wait for the judge")
     page.get_by_label("Runs on").select_option("airflow")

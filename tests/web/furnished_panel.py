@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from support.panel_site import fixed_draws
-from support.sample_experiment import SampleExperiment, Words, record_sample
+from support.sample_experiment import SampleExperiment, SampleTexts, record_sample
 from tipbench.record.store import MemoryStore
 from web.panels import Served, serving
 
@@ -47,13 +47,13 @@ class Look:
 
 
 @contextmanager
-def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", words: Words | None = None) -> Iterator[Look]:
+def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", texts: SampleTexts | None = None) -> Iterator[Look]:
     """Fill a store and serve it."""
     store, rng = MemoryStore(), random.Random(1)
     with pytest.MonkeyPatch.context() as patch:  # run ids and draws decide which tips an automatic judge is measured by
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
         fixed_draws(patch)
-        content = record_sample(store, name, words)
+        content = record_sample(store, name, texts)
     with serving(home, store) as served:
         yield Look(served, content)
 

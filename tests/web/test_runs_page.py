@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.hostile import HOSTILE, MARK, hostile_words
+from support.hostile import HOSTILE, MARK, hostile_texts
 from tipbench.record.store import MemoryStore
 from tipbench.web.queries import RunFilters, filters_of
 from web.furnished_panel import HTML, Look, looking, words_of
@@ -187,7 +187,7 @@ def test_an_unknown_experiment_has_an_error_page(served: Served) -> None:
     assert (response.status_code, "There is no experiment" in response.text) == (404, True)
 
 
-def planted(html: str) -> list[str]:
+def injected_elements(html: str) -> list[str]:
     """Return elements created by unescaped text."""
     found: list[str] = []
 
@@ -200,13 +200,13 @@ def planted(html: str) -> list[str]:
 
 
 def test_names_and_texts_are_shown_as_text(home: Path, tmp_path: Path) -> None:
-    with looking(home, "tip-bench-<img data-xss src=x>", hostile_words(tmp_path / "suite")) as look:
+    with looking(home, "tip-bench-<img data-xss src=x>", hostile_texts(tmp_path / "suite")) as look:
         pages = [
             look.get("runs", query=query).text for query in ("?limit=500&superseded=true", "?kind=refused&limit=99")
         ]
         pages += [look.run(sort) for sort in look.content.runs] + [look.get("judges").text]
     for page in pages:
-        assert planted(page) == []
+        assert injected_elements(page) == []
         assert not re.search(r"[\u202a-\u202e\u2066-\u2069\u200b\x00\x1b]", page)
     assert HOSTILE["template of the server"].partition("{%")[0] in "".join(pages)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.panel_pages import SamplePanel, TabOpener, serve_hostile_panel, serve_sample_panel
-from support.panel_site import fixed_draws
+from support.panel_site import fix_random_draws
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same answers and controls in every test run."""
-    fixed_draws(monkeypatch)
+    fix_random_draws(monkeypatch)
 
 
 @pytest.fixture(scope="session")

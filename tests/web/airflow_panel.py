@@ -20,18 +20,18 @@ from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access
-from web.panels import API, BASE, JUDGE, Served, TestClient
+from web.panels import API, BASE, JUDGE, ServedPanel, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
 
 
-def quietly(_model: str, log: list[str]) -> int:
-    """A collect whose cells are all recorded already."""
+def report_nothing_to_do(_model: str, log: list[str]) -> int:
+    """Report a collect whose cells are all recorded already."""
     log += ["nothing to do", event_line(Exit(0), time.time()).decode().rstrip()]
     return 0
 
 
-def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
+def airflow_environment(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
     return {
         "TIPBENCH_AIRFLOW_URL": airflow.url,
         "TIPBENCH_AIRFLOW_USERNAME": USER,
@@ -41,11 +41,11 @@ def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def followed(
+def serve_with_airflow(
     home: Path, airflow: ScriptedAirflow, store: RunStore, environment: Mapping[str, str] | None = None
-) -> Iterator[Served]:
-    """Local jobs end at once, without a process."""
-    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
+) -> Iterator[ServedPanel]:
+    """Serve a panel with Airflow; local jobs end at once, without a process."""
+    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or airflow_environment(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
     records = PanelMlflowLookup(MlflowConnection(settings, store))
@@ -57,11 +57,11 @@ def followed(
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )
     with TestClient(app, base_url=BASE) as client:
-        yield Served(app, client, admin, judge, store, home)
+        yield ServedPanel(app, client, admin, judge, store, home)
 
 
-def job_once(served: Served, job_id: str, state: str, reason: str = "") -> Any:
-    """Return the job once it has this state and reason."""
+def wait_for_job(served: ServedPanel, job_id: str, state: str, reason: str = "") -> Any:
+    """Wait until the job has this state and reason, and return it."""
     deadline = time.monotonic() + 120
     while True:
         job = served.get(f"{JOBS}/{job_id}").json()["job"]

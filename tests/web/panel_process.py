@@ -89,7 +89,7 @@ class PanelProcess:
     def job(self, job_id: str) -> Any:
         return self.client.get(f"{API}/jobs/{job_id}").json()
 
-    def until(self, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
+    def wait_until(self, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
         """Poll until the job fulfils the condition."""
         deadline = time.monotonic() + wait_s
         while not wanted(now := self.job(job_id)):
@@ -98,8 +98,8 @@ class PanelProcess:
             time.sleep(0.05)
         return now
 
-    def ended(self, job_id: str) -> Any:
-        return self.until(job_id, lambda now: now["job"]["state"] in _ENDED)
+    def wait_for_end(self, job_id: str) -> Any:
+        return self.wait_until(job_id, lambda now: now["job"]["state"] in _ENDED)
 
     def _answers(self) -> bool:
         try:
@@ -116,6 +116,6 @@ class PanelProcess:
             time.sleep(0.05)
 
 
-def done(now: Any) -> int:
+def generated_cells(now: Any) -> int:
     """Return the number of generated cells, over all models."""
     return sum(int(model["done"]) for model in now["progress"]["models"])

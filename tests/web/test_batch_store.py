@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.clock import Clock
 from tipbench.web import batch_store
 from tipbench.web.batch_items import canonical_json
 from tipbench.web.batch_store import (
@@ -39,21 +40,11 @@ BATCH = Batch(SHEET, "here", "tip-bench-x", "anna", Kind.SHEET, 3)
 EMPTY = ItemJudgement(State.EMPTY, BLANK)
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Shelf:
     """A store in a new folder, with its clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1_000.0)
         self.database = panel_database(folder)
         self.store = BatchStore(self.database, self.clock)
         self.store.add(BATCH, '{"items":[]}')

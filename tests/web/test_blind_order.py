@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 from support.judging import EXPERIMENT, fill, record_cells
-from support.panel_site import fixed_draws
+from support.panel_site import fix_random_draws
 from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.store import MemoryStore
-from web.batching import JudgeClient, kept, whole_tips
-from web.blind_worlds import MODELS, PROMPTS, marked_suite
-from web.panels import API, Served, serving
+from web.judge_client import JudgeClient, scored_tips, stored_sheet
+from web.leak_detector import MODELS, PROMPTS, marked_suite
+from web.panels import API, ServedPanel, serve_panel
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
     store, suite = MemoryStore(), marked_suite()
     suite = replace(suite, prompts={name: suite.prompts[name] for name in prompts})
     experiment = record_cells(store, suite=suite, models=models, write=write)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         judge_client = JudgeClient(served, served.judge)
         sheet = judge_client.open()["sheet"]
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
-        shown = timeless(judge_client.whole(sheet))
-        judge_client.submit(fill(kept(served, sheet)))
+        shown = timeless(judge_client.get_batch(sheet))
+        judge_client.submit(fill(stored_sheet(served, sheet)))
         outcome = timeless(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
@@ -116,12 +116,12 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
     runs = store.search(experiment.experiment_id, where={"kind": "cell"})
     models = {run.run_id: run.params["model"] for run in runs}
     found = []
-    with pytest.MonkeyPatch.context() as patch, serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
-        fixed_draws(patch)
+    with pytest.MonkeyPatch.context() as patch, serve_panel(tmp_path_factory.mktemp("blind") / "home", store) as served:
+        fix_random_draws(patch)
         for number in range(BATCHES_DRAWN):
-            judge_client = JudgeClient.named(served, f"judge-{number}")
+            judge_client = JudgeClient.create(served, f"judge-{number}")
             sheet = judge_client.open()["sheet"]
-            found.append(Drawn(judge_client.whole(sheet)["items"], kept(served, sheet), models))
+            found.append(Drawn(judge_client.get_batch(sheet)["items"], stored_sheet(served, sheet), models))
     return found
 
 
@@ -212,8 +212,8 @@ def looks(item: Mapping[str, Any]) -> tuple[Any, ...]:
 def pair_of(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A batch of the judge's, and of it a control and an answer with the same flags."""
     sheet = judge_client.open()["sheet"]
-    items = judge_client.whole(sheet)["items"]
-    behind = {entry.item.id: entry.kind for entry in kept(judge_client.served, sheet).entries}
+    items = judge_client.get_batch(sheet)["items"]
+    behind = {entry.item.id: entry.kind for entry in stored_sheet(judge_client.served, sheet).entries}
     for one in items:
         for other in items:
             kinds = (behind[one["item"]], behind[other["item"]])
@@ -229,7 +229,7 @@ def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
 def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
     """All that is answered while an item is judged, without what names it."""
     own = item["item"]
-    tips = whole_tips(item, note="n")
+    tips = scored_tips(item, note="n")
     responses = [
         judge_client.put(sheet, own, 0, "draft", tips=tips[:-1]),
         judge_client.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
@@ -238,7 +238,7 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
         judge_client.put(sheet, own, 1, "submitted", tips=tips, format_ok=not item["format_ok"]),
         judge_client.put(sheet, own, 2, "skipped", tips=tips, reason="why"),
         judge_client.undo(sheet, own, 3),
-        judge_client.ask("GET", f"/{sheet}/items/{own}/history"),
+        judge_client.request("GET", f"/{sheet}/items/{own}/history"),
         judge_client.put(sheet, own, 4, "empty"),
     ]
     return [
@@ -246,7 +246,7 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
     ]
 
 
-def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: Served) -> None:
+def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
     sheet, control, other = pair_of(judge_client)
     first, second = life_of(judge_client, sheet, control), life_of(judge_client, sheet, other)
@@ -254,23 +254,23 @@ def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: 
     assert first == second
 
 
-def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: ServedPanel) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        judge_client = JudgeClient.named(served, name)
+        judge_client = JudgeClient.create(served, name)
         sheet, control, other = pair_of(judge_client)
         item = control if hidden else other
-        judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+        judge_client.put(sheet, item["item"], 0, "submitted", tips=scored_tips(item))
         outcome = judge_client.close(sheet).json()["outcome"]
         results.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
     assert results[0] == results[1]
     assert results[0]["applied"] == 1
 
 
-def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: ServedPanel) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        judge_client = JudgeClient.named(served, name)
+        judge_client = JudgeClient.create(served, name)
         sheet, control, other = pair_of(judge_client)
         item = control if hidden else other
         url = f"{API}/judge/{EXPERIMENT}"

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from support.clock import Clock
 from tipbench.web.cache import LIFE_S, UNVERSIONED_S, Cache
-from web.test_tokens import Clock
 
 
 class Made:

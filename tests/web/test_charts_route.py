@@ -17,8 +17,9 @@ from tipbench.compare.charts import ChartKind, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.web.panel.leaderboard import chart_size
-from web.board_pages import board_path, driver_of, judged_panel
-from web.panels import Served
+from web.board_pages import board_path, judged_panel
+from web.judge_client import driver_of
+from web.panels import ServedPanel
 
 CHARTS = f"{board_path()}/charts"
 
@@ -33,20 +34,20 @@ BOARDS = {
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
     """Read by many tests, changed by none."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
 
 @pytest.fixture
-def changing(home: Path) -> Iterator[Served]:
+def changing(home: Path) -> Iterator[ServedPanel]:
     """One for a test alone."""
     with judged_panel(home) as served:
         yield served
 
 
-def test_every_chart_is_a_picture_in_its_colours(judged: Served) -> None:
+def test_every_chart_is_a_picture_in_its_colours(judged: ServedPanel) -> None:
     for kind, theme, narrow in (("forest", LIGHT, "false"), ("heat", DARK, "true"), ("pareto", DARK, "false")):
         response = judged.get(f"{CHARTS}/{kind}.svg?theme={theme.name}&narrow={narrow}")
         assert response.headers["content-type"] == "image/svg+xml"
@@ -71,7 +72,7 @@ def test_the_predicted_size_is_close_to_the_real_one(name: str, narrow: bool) ->
             assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, predicted, real)
 
 
-def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
+def test_a_chart_is_drawn_once_for_a_revision(changing: ServedPanel) -> None:
     charts = changing.panel.queries.charts
     first = changing.get(f"{CHARTS}/forest.svg").content
     assert changing.get(f"{CHARTS}/forest.svg").content == first
@@ -81,12 +82,12 @@ def test_a_chart_is_drawn_once_for_a_revision(changing: Served) -> None:
     assert charts.misses == 2
 
 
-def test_every_query_has_its_own_chart(judged: Served) -> None:
+def test_every_query_has_its_own_chart(judged: ServedPanel) -> None:
     queries = ["", "?theme=dark", "?narrow=true", "?where=params.persona=nurse"]
     assert len({judged.get(f"{CHARTS}/forest.svg{query}").content for query in queries}) == len(queries)
 
 
-def test_only_the_present_revision_may_be_kept_by_a_browser(judged: Served) -> None:
+def test_only_the_present_revision_may_be_kept_by_a_browser(judged: ServedPanel) -> None:
     experiment = judged.store.experiment(driver_of(judged).experiment.name)
     assert experiment is not None
     now = experiment.tags["tipbench.revision"]
@@ -95,7 +96,7 @@ def test_only_the_present_revision_may_be_kept_by_a_browser(judged: Served) -> N
     assert (kept, others) == ("private, max-age=31536000, immutable", ["no-store", "no-store"])
 
 
-def test_a_chart_opened_alone_can_run_nothing(judged: Served) -> None:
+def test_a_chart_opened_alone_can_run_nothing(judged: ServedPanel) -> None:
     policy = judged.get(f"{CHARTS}/forest.svg").headers["content-security-policy"]
     assert policy.startswith("default-src 'none'")
     assert policy.endswith("sandbox")
@@ -109,17 +110,17 @@ def test_names_in_a_chart_are_text(home: Path) -> None:
             assert not tags & {"script", "b"}
 
 
-def test_a_chart_that_a_board_does_not_have_is_not_found(judged: Served) -> None:
+def test_a_chart_that_a_board_does_not_have_is_not_found(judged: ServedPanel) -> None:
     assert judged.error(judged.get(f"{CHARTS}/heat.svg?by=model")) == (404, "not_found")
 
 
-def test_an_unknown_chart_is_refused(judged: Served) -> None:
+def test_an_unknown_chart_is_refused(judged: ServedPanel) -> None:
     for path in ["cake.svg", "forest.svg?theme=blue", "forest.svg?narrow=perhaps", "forest.svg?by=x"]:
         assert judged.error(judged.get(f"{CHARTS}/{path}"))[0] == 422
 
 
 def test_without_the_extra_the_response_has_the_install_command(
-    changing: Served, monkeypatch: pytest.MonkeyPatch
+    changing: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
     response = changing.get(f"{CHARTS}/forest.svg")

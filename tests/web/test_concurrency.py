@@ -18,7 +18,7 @@ import pytest
 
 from tipbench.web import deps, security
 from tipbench.web.security import JUDGES_RESPONSE_S, MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES, ConcurrencyLimits
-from web.panels import API, EXPERIMENT, Served, answered, serving
+from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
 APPLY = f"{API}/judge/{EXPERIMENT}/apply?dry_run=true"
 MULTIPART = {"Content-Type": "multipart/form-data; boundary=b"}
@@ -33,13 +33,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served(home: Path) -> Iterator[Served]:
-    with serving(home, answered()[0]) as found:
+def served(home: Path) -> Iterator[ServedPanel]:
+    with serve_panel(home, answered_store()) as found:
         yield found
 
 
 @contextmanager
-def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
+def under_way(served: ServedPanel, token: str, times: int = 1) -> Iterator[None]:
     """The number of slow requests of a token that have not ended."""
     known = served.panel.authenticator.by_token(token, "test")
     portal = served.client.portal
@@ -51,7 +51,7 @@ def under_way(served: Served, token: str, times: int = 1) -> Iterator[None]:
 
 
 def test_a_judges_parallel_reads_wait_without_slowing_others_down(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "JUDGE_REQUEST_WAIT_S", 0.1)
     judge, admin = (served.panel.authenticator.by_token(token, "test") for token in (served.judge, served.admin))
@@ -67,12 +67,12 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
     assert served.get(batches, token=served.judge).status_code == 200
 
 
-def busy(served: Served, response: Any) -> bool:
+def busy(served: ServedPanel, response: Any) -> bool:
     assert served.error(response) == (429, "busy"), response.text
     return int(response.headers["retry-after"]) > 0
 
 
-def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: Served) -> None:
+def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: ServedPanel) -> None:
     sheets = f"{API}/judge/{EXPERIMENT}/sheets"
     with under_way(served, served.judge):
         assert busy(served, served.post(sheets, token=served.judge))
@@ -80,19 +80,21 @@ def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: S
     assert served.post(sheets, token=served.judge).status_code == 201
 
 
-def test_an_admin_has_more_slots_than_a_judge(served: Served) -> None:
+def test_an_admin_has_more_slots_than_a_judge(served: ServedPanel) -> None:
     with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS - 1):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
     with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS):
         assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
 
 
-def test_each_judge_has_its_own_slots(served: Served) -> None:
+def test_each_judge_has_its_own_slots(served: ServedPanel) -> None:
     with under_way(served, served.judge):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
 
 
-def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_panel_responds_while_one_token_uses_all_its_slots(
+    served: ServedPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 120)
     path = f"{API}/judge/{EXPERIMENT}/batches"
     asking = [threading.Thread(target=served.post, args=(path,), kwargs={"token": served.judge}) for _ in range(60)]
@@ -109,7 +111,7 @@ def test_the_panel_responds_while_one_token_uses_all_its_slots(served: Served, m
 
 
 @pytest.mark.parametrize("path", [APPLY, "/judge/preview"])
-def test_the_body_is_not_read_without_a_slot(served: Served, path: str) -> None:
+def test_the_body_is_not_read_without_a_slot(served: ServedPanel, path: str) -> None:
     served.log_in(served.judge)
     read: list[str] = []
 
@@ -123,7 +125,7 @@ def test_the_body_is_not_read_without_a_slot(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [JSON, {"Content-Type": "text/csv"}])
-def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers: dict[str, str]) -> None:
+def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: ServedPanel, headers: dict[str, str]) -> None:
     content = b" " * (MAX_JUDGE_SHEET_BYTES + 1)
     refused = served.post(APPLY, token=served.judge, content=content, headers=headers)
     assert served.error(refused) == (413, "too_large")
@@ -131,13 +133,13 @@ def test_a_judges_sheet_has_a_lower_limit_than_an_admins(served: Served, headers
     assert served.post(APPLY, content=content, headers=headers).status_code == 422
 
 
-def test_a_judges_sheet_without_content_length_is_limited(served: Served) -> None:
+def test_a_judges_sheet_without_content_length_is_limited(served: ServedPanel) -> None:
     pieces = (b" " * 1_000_000 for _ in range(9))
     refused = served.post(APPLY, token=served.judge, content=pieces, headers=JSON)
     assert served.error(refused) == (413, "too_large")
 
 
-def test_the_judges_body_limit_raises_no_other_limit(served: Served) -> None:
+def test_the_judges_body_limit_raises_no_other_limit(served: ServedPanel) -> None:
     path = f"{API}/judge/{EXPERIMENT}/batches"
     refused = served.post(path, token=served.judge, content=(b" " * 600_000 for _ in range(2)), headers=JSON)
     assert served.error(refused) == (413, "too_large")
@@ -168,7 +170,7 @@ def test_a_response_after_the_fixed_time_is_sent_at_a_random_moment() -> None:
 class Waits:
     """Replaces the wait before a judge's response: records it, and what others could do at that moment."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedPanel) -> None:
         self._panel = served.panel
         self.seconds: list[float] = []
         served.panel.concurrency.judges_response_s = JUDGES_RESPONSE_S
@@ -191,7 +193,7 @@ def test_a_judges_apply_and_close_wait_without_lock_and_slot_for_sheets(
     monkeypatch.setattr(security, "MAX_FILLED_SHEETS", 1)
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
     base = f"{API}/judge/{EXPERIMENT}"
-    with serving(home, answered()[0]) as served:
+    with serve_panel(home, answered_store()) as served:
         waits = Waits(served)
 
         def post(path: str, expected: int, **body: Any) -> float:
@@ -220,5 +222,5 @@ def test_filled_sheets_in_memory_are_limited(
     home: Path, monkeypatch: pytest.MonkeyPatch, most: int, statuses: list[int]
 ) -> None:
     monkeypatch.setattr(security, "MAX_FILLED_SHEETS", most)
-    with serving(home, answered()[0]) as served:
+    with serve_panel(home, answered_store()) as served:
         assert [served.post(APPLY, content=b"{", headers=JSON).status_code for _ in range(2)] == statuses

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from support.panel_site import make_app
+from support.panel_site import make_app, serve_app
+from support.polling import eventually
 from tipbench.jobs.command import collect_request
 from tipbench.jobs.folder import EventWriter, JobFolder
 from tipbench.jobs.job import Job, JobState
@@ -21,8 +22,8 @@ from tipbench.record import events as wire
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
-from web.event_reading import Frame, Reader, on_a_port, reading, until
-from web.panels import API, OPERATOR, another_leads
+from web.event_reader import EventReader, Frame, read_events
+from web.panels import API, OPERATOR, hold_supervisor_lock
 
 CELL = wire.CellFinished("a:1b", "v1", "p@s", 1, 8, output_tokens=40, tokens_per_s=20.0)
 
@@ -60,8 +61,8 @@ class Watched:
 
     def read(self, query: str = "", **headers: str) -> list[Frame]:
         """Read a stream until it ends."""
-        with reading(self.client, self.job.id, query, **headers) as reader:
-            return reader.rest()
+        with read_events(self.client, self.job.id, query, **headers) as reader:
+            return reader.read_rest()
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def watched(home: Path) -> Iterator[Watched]:
     panel.streams.poll_s = 0.02
     token, secret = panel.authenticator.tokens.create(Role.ADMIN, "boss", life_s=None)
     order = collect_request(make_config({"models": "a:1b", "experiment": "tip-bench-a"}))
-    with another_leads(home), on_a_port(app) as url:
+    with hold_supervisor_lock(home), serve_app(app) as url:
         job = panel.jobs.submit(order).job
         folder = JobFolder(home / "jobs", job.id)
         folder.make()
@@ -94,27 +95,27 @@ def cells_of(frames: list[Frame]) -> list[int]:
 def test_a_stream_begins_with_a_snapshot_and_ends_after_the_last_event(watched: Watched) -> None:
     watched.emit(wire.Started("1"), wire.BlockStarted("a:1b", 8))
     watched.move(JobState.RUNNING)
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         first = reader.next()
         assert first is not None
         assert (first.event, first.data["job"]["state"], first.data["place"]) == ("snapshot", "running", None)
         assert first.data["progress"]["models"][0]["phase"] == "loading"
         assert first.id == first.data["cursor"] > 0
         watched.emit(CELL)
-        assert names(reader.until("progress")) == ["cell_finished", "progress"]
+        assert names(reader.read_until("progress")) == ["cell_finished", "progress"]
         watched.emit(wire.Exit(0))
         watched.move(JobState.SUCCEEDED)
-        rest = reader.rest()
+        rest = reader.read_rest()
     assert names(rest)[-1] == "end"
     assert {"exit", "progress", "job"} <= set(names(rest))
     assert rest[-1].data["job"]["state"] == "succeeded"
 
 
 def test_each_event_has_its_time_its_name_and_its_fields(watched: Watched) -> None:
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         reader.next()
         watched.emit(CELL)
-        event, progress = reader.until("progress")
+        event, progress = reader.read_until("progress")
     assert event.data["at"].endswith("Z")
     assert (event.data["event"], event.data["model"], event.data["output_tokens"]) == ("cell_finished", "a:1b", 40)
     assert progress.data["models"][0]["done"] == 1
@@ -130,8 +131,8 @@ def test_a_reconnected_client_gets_every_event_once(watched: Watched) -> None:
         watched.cells(sent + 1, sent + 2)  # without a listener
         sent += 2
         query = "?after=0" if turn == 0 else ""
-        with reading(watched.client, watched.job.id, query, **headers) as reader:
-            frames = reader.until("progress")
+        with read_events(watched.client, watched.job.id, query, **headers) as reader:
+            frames = reader.read_until("progress")
             received += cells_of(frames)
             last = frames[-1].id or 0
             assert frames[0].data["progress"]["models"][0]["done"] == sent - 2 if turn else True
@@ -151,12 +152,12 @@ def test_the_header_takes_precedence_over_the_query(watched: Watched) -> None:
 @pytest.mark.parametrize("last", ["999999999", "9" * 40])
 def test_a_cursor_beyond_the_last_event_is_the_current_state(watched: Watched, last: str) -> None:
     watched.cells(1, 2)
-    with reading(watched.client, watched.job.id, **{"Last-Event-ID": last}) as reader:
+    with read_events(watched.client, watched.job.id, **{"Last-Event-ID": last}) as reader:
         first = reader.next()
         assert first is not None
         assert first.data["progress"]["models"][0]["done"] == 2
         watched.cells(3, 3)
-        assert cells_of(reader.until("progress")) == [3]
+        assert cells_of(reader.read_until("progress")) == [3]
 
 
 def test_an_unknown_cursor_gives_the_current_state(watched: Watched) -> None:
@@ -185,18 +186,18 @@ def test_more_events_than_one_poll_are_all_sent_before_the_end(watched: Watched)
 
 
 def test_a_change_of_state_is_sent_without_an_event(watched: Watched) -> None:
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         first = reader.next()
         assert first is not None
         assert (first.data["job"]["state"], first.data["place"]) == ("queued", 1)
         watched.move(JobState.RUNNING)
-        assert reader.until("job")[-1].data == {"job": _shown(watched), "place": None}
+        assert reader.read_until("job")[-1].data == {"job": _shown(watched), "place": None}
         watched.move(JobState.LOST)
-        assert reader.until("job")[-1].data["job"]["state"] == "lost"
+        assert reader.read_until("job")[-1].data["job"]["state"] == "lost"
         watched.store.request_cancel(watched.job.id)
-        assert reader.until("job")[-1].data["job"]["cancel_requested"] is True
+        assert reader.read_until("job")[-1].data["job"]["cancel_requested"] is True
         watched.move(JobState.RUNNING, JobState.CANCELLED)
-        assert reader.until("end")[-1].data["job"]["state"] == "cancelled"
+        assert reader.read_until("end")[-1].data["job"]["state"] == "cancelled"
         assert reader.next() is None
 
 
@@ -206,27 +207,27 @@ def _shown(watched: Watched) -> object:
 
 def test_a_text_can_neither_forge_an_event_nor_show_a_login(watched: Watched) -> None:
     text = "a\n\nevent: end\ndata: {}\r\n\r\nid: 7\u2028 http://anna:hidden@box/x"
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         reader.next()
         watched.emit(wire.Message(text))
-        frames = reader.until("progress")
+        frames = reader.read_until("progress")
     assert names(frames) == ["message", "progress"]
     assert frames[0].data["text"] == text.replace("anna:hidden@", "")
 
 
 def test_a_quiet_stream_is_kept_alive(watched: Watched) -> None:
     watched.panel.streams.heartbeat_s = 0.1
-    with reading(watched.client, watched.job.id) as reader:
-        assert names(reader.until(":")) == ["snapshot", ":"]
-        assert names(reader.until(":")) == [":"]
+    with read_events(watched.client, watched.job.id) as reader:
+        assert names(reader.read_until(":")) == ["snapshot", ":"]
+        assert names(reader.read_until(":")) == [":"]
 
 
 def test_a_revoked_tokens_stream_ends(watched: Watched) -> None:
     watched.panel.streams.heartbeat_s = 0.2
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         reader.next()
         watched.panel.authenticator.tokens.revoke(watched.token_id)
-        assert set(names(reader.rest())) <= {":"}
+        assert set(names(reader.read_rest())) <= {":"}
     assert watched.client.get(f"{API}/jobs/{watched.job.id}/events").status_code == 401
 
 
@@ -235,11 +236,11 @@ def test_a_stream_ends_when_its_reader_logs_out(watched: Watched) -> None:
     with httpx.Client(base_url=watched.client.base_url, trust_env=False, timeout=120) as browser:
         csrf = browser.post("/login", json={"token": watched.secret}).json()["csrf"]
         cookies = dict(browser.cookies)
-        with reading(browser, watched.job.id) as reader:
-            reader.until(":")
+        with read_events(browser, watched.job.id) as reader:
+            reader.read_until(":")
             with httpx.Client(base_url=browser.base_url, cookies=cookies, trust_env=False) as other:
                 assert other.post("/logout", headers={"X-CSRF-Token": csrf}).status_code < 400
-            assert set(names(reader.rest())) <= {":"}
+            assert set(names(reader.read_rest())) <= {":"}
 
 
 def test_the_operators_own_stream_stays(watched: Watched) -> None:
@@ -247,23 +248,23 @@ def test_the_operators_own_stream_stays(watched: Watched) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     with (
         httpx.Client(base_url=watched.client.base_url, headers=headers, trust_env=False, timeout=120) as operator,
-        reading(operator, watched.job.id) as reader,
+        read_events(operator, watched.job.id) as reader,
     ):
         for _ in range(3):
-            reader.until(":")
+            reader.read_until(":")
 
 
 def test_streams_are_bounded_and_one_that_left_makes_room(watched: Watched) -> None:
     watched.panel.streams.max_open = 2
     with ExitStack() as open_:
-        readers = [open_.enter_context(reading(watched.client, watched.job.id)) for _ in range(2)]
+        readers = [open_.enter_context(read_events(watched.client, watched.job.id)) for _ in range(2)]
         assert all(reader.next() is not None for reader in readers)
         assert watched.panel.streams.n_open == 2
         refused = watched.client.get(f"{API}/jobs/{watched.job.id}/events")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_streams")
         assert refused.headers["retry-after"] == "5"
-    until(lambda: watched.panel.streams.n_open == 0)
-    with reading(watched.client, watched.job.id) as reader:
+    assert eventually(lambda: watched.panel.streams.n_open == 0)
+    with read_events(watched.client, watched.job.id) as reader:
         assert reader.next() is not None
 
 
@@ -279,36 +280,36 @@ def test_many_streams_block_no_other_request(watched: Watched) -> None:
         ) as client,
         ExitStack() as open_,
     ):
-        readers: list[Reader] = [open_.enter_context(reading(client, watched.job.id)) for _ in range(60)]
+        readers: list[EventReader] = [open_.enter_context(read_events(client, watched.job.id)) for _ in range(60)]
         assert all(reader.next() is not None for reader in readers)
         assert watched.client.get(f"{API}/jobs").status_code == 200
         watched.emit(CELL)
-        assert all(cells_of(reader.until("progress")) == [1] for reader in readers)
+        assert all(cells_of(reader.read_until("progress")) == [1] for reader in readers)
 
 
 def test_a_deleted_job_closes_its_stream(watched: Watched) -> None:
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         reader.next()
         watched.store.request_cancel(watched.job.id)
-        reader.until("end")
-    with reading(watched.client, watched.job.id) as reader:
+        reader.read_until("end")
+    with read_events(watched.client, watched.job.id) as reader:
         watched.store.remove(watched.job.id)
-        assert set(names(reader.rest())) <= {"snapshot", "end", "job"}
+        assert set(names(reader.read_rest())) <= {"snapshot", "end", "job"}
 
 
 def test_an_unavailable_job_store_ends_a_stream_without_a_traceback(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         reader.next()
         watched.store._db.execute("ALTER TABLE jobs RENAME TO gone")
-        reader.rest()
+        reader.read_rest()
         watched.store._db.execute("ALTER TABLE gone RENAME TO jobs")
     assert "event stream ended" in caplog.text
     assert "Traceback" not in caplog.text
 
 
 def test_the_response_disables_buffering_of_proxies(watched: Watched) -> None:
-    with reading(watched.client, watched.job.id) as reader:
+    with read_events(watched.client, watched.job.id) as reader:
         assert reader.response.headers["x-accel-buffering"] == "no"
         assert reader.response.headers["cache-control"] == "no-store"

@@ -9,13 +9,13 @@ from support.judging import record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.record.store import MemoryStore
 from tipbench.web.panel.experiments import MIN_FOR_SEARCH, row_of
-from web.batching import driver_of
-from web.panels import API, EXPERIMENT, Served, serving
+from web.judge_client import driver_of
+from web.panels import API, EXPERIMENT, ServedPanel, serve_panel
 
 PAGE = {"Accept": "text/html"}
 
 
-def front(served: Served, query: str = "") -> str:
+def front(served: ServedPanel, query: str = "") -> str:
     response = served.get(f"/{query}", headers=PAGE)
     assert response.status_code == 200
     return str(response.text)
@@ -26,14 +26,14 @@ def counts(**more: Any) -> dict[str, Any]:
     return {"experiment": "tip-bench-a/b", **nothing, "changed": None, "leader": None, "url": None, **more}
 
 
-def test_it_shows_every_experiment_with_its_cells(served: Served) -> None:
+def test_it_shows_every_experiment_with_its_cells(served: ServedPanel) -> None:
     page = front(served)
     assert f'href="/experiments/{EXPERIMENT}"' in page
     assert 'aria-label="0 judged, 48 pending of 48 cells"' in page
     assert f'href="{API}/experiments"' in page
 
 
-def test_it_changes_as_soon_as_scores_are_applied(served: Served) -> None:
+def test_it_changes_as_soon_as_scores_are_applied(served: ServedPanel) -> None:
     front(served)
     driver_of(served).judged_by("anna", everything=True)
     page = front(served)
@@ -57,7 +57,7 @@ def test_each_experiment_shows_its_next_step() -> None:
         assert (row["step"], row["step_url"]) == (step, url)
 
 
-def test_an_empty_panel_shows_the_first_step(empty: Served) -> None:
+def test_an_empty_panel_shows_the_first_step(empty: ServedPanel) -> None:
     page = front(empty)
     assert "No experiments yet" in page
     assert "tipbench demo" in page
@@ -69,7 +69,7 @@ def test_an_unavailable_mlflow_is_a_notice(home: Path) -> None:
         def experiments(self) -> Any:
             raise MlflowUnavailable("MLflow at http://localhost:5000 does not answer.")
 
-    with serving(home, Away()) as served:
+    with serve_panel(home, Away()) as served:
         page = front(served)
     assert "MLflow at http://localhost:5000 does not answer." in page
     assert "Try again" in page
@@ -78,7 +78,7 @@ def test_an_unavailable_mlflow_is_a_notice(home: Path) -> None:
 def test_an_unusual_name_is_text_with_a_working_link(home: Path) -> None:
     store, name = MemoryStore(), 'tip-bench-<b>"a/b?c#d\u05d0'
     record_cells(store, experiment=name)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         page = front(served)
     assert "<b>" not in page
     assert 'href="/experiments/tip-bench-%3Cb%3E%22a%2Fb%3Fc%23d%D7%90"' in page
@@ -88,7 +88,7 @@ def test_many_experiments_can_be_searched(home: Path) -> None:
     store = MemoryStore()
     for number in range(MIN_FOR_SEARCH):
         store.ensure_experiment(f"tip-bench-{number:02}")
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         assert 'type="search"' in front(served)
         page = front(served, "?q=-03")
         assert "tip-bench-03" in page

@@ -15,8 +15,8 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from tipbench.jobs.folder import JobFolder
-from web.event_reading import Frame, Reader, reading
-from web.panel_process import PanelProcess, done
+from web.event_reader import EventReader, Frame, read_events
+from web.panel_process import PanelProcess, generated_cells
 from web.panels import API
 
 pytestmark = pytest.mark.process
@@ -47,11 +47,11 @@ def slowly(experiment: str) -> dict[str, Any]:
     return {"models": "alpha:135m", "experiment": name, **small}
 
 
-def until_broken(reader: Reader) -> list[Frame]:
+def until_broken(reader: EventReader) -> list[Frame]:
     """Return the events before the connection breaks."""
     frames: list[Frame] = []
     with suppress(httpx.TransportError):
-        frames += reader.rest()
+        frames += reader.read_rest()
     return frames
 
 
@@ -65,16 +65,16 @@ def test_a_job_and_its_events_continue_when_the_panel_is_killed_or_stopped(
     panel = panels(OLLAMA_HOST=slow.url)
     order = slowly("killed")
     job = panel.run("key-1", **order)
-    with reading(panel.client, job["id"], "?after=0") as reader:
-        seen = reader.until("cell_finished")
+    with read_events(panel.client, job["id"], "?after=0") as reader:
+        seen = reader.read_until("cell_finished")
         panel.kill()
         seen += until_broken(reader)
 
     panel.start()
     assert panel.run("key-1", **order)["id"] == job["id"], "the key is remembered"
-    with reading(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
-        (snapshot, *following) = reader.until("cell_finished")
-        assert (snapshot.event, done(snapshot.data)) == ("snapshot", len(cells_of(seen)))
+    with read_events(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
+        (snapshot, *following) = reader.read_until("cell_finished")
+        assert (snapshot.event, generated_cells(snapshot.data)) == ("snapshot", len(cells_of(seen)))
         seen += following
         code, seconds = panel.stop()
         assert (code, seconds < 45) == (0, True), panel.stderr
@@ -82,8 +82,8 @@ def test_a_job_and_its_events_continue_when_the_panel_is_killed_or_stopped(
     assert "Traceback" not in panel.stderr
 
     panel.start()
-    with reading(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
-        seen += reader.until("end")
+    with read_events(panel.client, job["id"], **{"Last-Event-ID": str(last_id(seen))}) as reader:
+        seen += reader.read_until("end")
     assert cells_of(seen) == list(range(1, CELLS + 1))
     assert [frame.event for frame in seen].count("started") == 1
     assert seen[-1].data["job"]["state"] == "succeeded"
@@ -99,19 +99,19 @@ def last_id(frames: list[Frame]) -> int:
 def test_a_job_whose_process_vanished_without_a_panel_is_lost(panels: Panels, home: Path, slow: ScriptedOllama) -> None:
     panel = panels(OLLAMA_HOST=slow.url)
     job = panel.run(**slowly("vanished"))
-    panel.until(job["id"], lambda now: done(now) >= 1)
+    panel.wait_until(job["id"], lambda now: generated_cells(now) >= 1)
     slow.set(call_s=HANGING_S)
     panel.kill()
     process = JobFolder(home / "jobs", job["id"]).process
     assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
     panel.start()
-    now = panel.until(job["id"], lambda now: now["job"]["state"] != "running")
+    now = panel.wait_until(job["id"], lambda now: now["job"]["state"] != "running")
     assert (now["job"]["state"], now["job"]["exit_code"]) == ("lost", None)
     assert "a retry continues" in now["job"]["reason"]
     slow.set(call_s=CALL_S)
     again = panel.client.post(f"{API}/jobs/{job['id']}/retry").json()["job"]
-    finished = panel.ended(again["id"])
+    finished = panel.wait_for_end(again["id"])
     assert (finished["job"]["state"], finished["job"]["retry_of"]) == ("succeeded", job["id"])
     collected = finished["progress"]["collected"]
     assert collected["recorded_before"] >= 1
@@ -124,10 +124,10 @@ def test_two_panels_on_one_home_share_their_jobs_and_one_takes_over(
     first = panels(OLLAMA_HOST=slow.url)
     with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": slow.url}) as second:
         cancelled = second.run(**slowly("cancelled"))
-        second.until(cancelled["id"], lambda now: done(now) >= 1)
+        second.wait_until(cancelled["id"], lambda now: generated_cells(now) >= 1)
         slow.set(call_s=HANGING_S)
         assert second.client.post(f"{API}/jobs/{cancelled['id']}/cancel").status_code == 200
-        assert second.ended(cancelled["id"])["job"]["state"] == "cancelled"
+        assert second.wait_for_end(cancelled["id"])["job"]["state"] == "cancelled"
         assert not slow.resident
         slow.set(call_s=CALL_S)
         before = len(slow.log.calls())
@@ -137,10 +137,10 @@ def test_two_panels_on_one_home_share_their_jobs_and_one_takes_over(
         assert first.run("key-1", **order)["id"] == job["id"]
         behind = second.run(**slowly("behind"))
         assert first.job(behind["id"])["place"] in (1, 2)
-        with reading(second.client, job["id"]) as reader:
-            reader.until("cell_finished")
+        with read_events(second.client, job["id"]) as reader:
+            reader.read_until("cell_finished")
             first.kill()
-            assert reader.until("end")[-1].data["job"]["state"] == "succeeded"
-        assert second.ended(behind["id"])["job"]["state"] == "succeeded"
+            assert reader.read_until("end")[-1].data["job"]["state"] == "succeeded"
+        assert second.wait_for_end(behind["id"])["job"]["state"] == "succeeded"
         assert len(slow.log.calls()) - before == 2 * CELLS, "nothing was generated twice"
         assert slow.log.max_resident == 1

@@ -19,7 +19,7 @@ from support.scripted_ollama import ScriptedOllama
 from tipbench.jobs.folder import JobFolder
 from tipbench.jobs.job import ENDED
 from tipbench.jobs.local import is_alive
-from web.panels import API, Served, serving
+from web.panels import API, ServedPanel, serve_panel
 
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64}
 PASSWORD = "hunter2-7c1f"
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.process
 
 
 @contextmanager
-def working(home: Path, mlflow_url: str, **environment: str) -> Iterator[Served]:
+def working(home: Path, mlflow_url: str, **environment: str) -> Iterator[ServedPanel]:
     """A panel that runs its jobs; none outlives the test."""
     given = {"MLFLOW_TRACKING_URI": mlflow_url, **environment}
     try:
-        with serving(home, environment=given, find_mlflow=True, run_jobs=True) as served:
+        with serve_panel(home, environment=given, find_mlflow=True, run_jobs=True) as served:
             yield served
     finally:
         for known in (home / "jobs").glob("*/process.json"):
@@ -48,13 +48,13 @@ def fresh(name: str) -> str:
     return f"tip-bench-http-{name}-{uuid4().hex[:8]}"
 
 
-def run(served: Served, experiment: str, **changes: Any) -> str:
+def run(served: ServedPanel, experiment: str, **changes: Any) -> str:
     response = served.post(f"{API}/run", json={**SMALL, "experiment": experiment, **changes})
     assert response.status_code == 202, response.text
     return str(response.json()["job"]["id"])
 
 
-def until(served: Served, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
+def until(served: ServedPanel, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
     deadline = time.monotonic() + wait_s
     while not wanted(now := served.get(f"{JOBS}/{job_id}").json()):
         assert time.monotonic() < deadline, f"{now}\n{served.get(f'{JOBS}/{job_id}/log').text}"
@@ -62,7 +62,7 @@ def until(served: Served, job_id: str, wanted: Callable[[Any], object], wait_s: 
     return now
 
 
-def ended(served: Served, job_id: str) -> Any:
+def ended(served: ServedPanel, job_id: str) -> Any:
     return until(served, job_id, lambda now: now["job"]["state"] in set(map(str, ENDED)))
 
 
@@ -130,7 +130,7 @@ def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: 
         assert "tip-sim" not in {each["experiment"] for each in served.get(f"{API}/experiments").json()["items"]}
 
 
-def check_log(served: Served, job_id: str, experiment: str) -> None:
+def check_log(served: ServedPanel, job_id: str, experiment: str) -> None:
     """The log is plain text, and no longer than requested."""
     whole = served.get(f"{JOBS}/{job_id}/log")
     tail = served.get(f"{JOBS}/{job_id}/log?bytes=150")

@@ -11,51 +11,51 @@ from support.judging import agreed, always, fill
 from tipbench.web.batches import batch_service_of
 from tipbench.web.panel.judge import batch_result, bias_words
 from tipbench.web.panel.pages import assets
-from web.batching import JudgeClient, batch_shape, kept, whole_tips
+from web.judge_client import JudgeClient, batch_shape, scored_tips, stored_sheet
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, EXPERIMENT, JUDGE, Served
+from web.panels import API, EXPERIMENT, JUDGE, ServedPanel
 
 PAGE = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def judge(served: Served) -> Served:
+def judge(served: ServedPanel) -> ServedPanel:
     """A judge's browser."""
     served.log_in(served.judge)
     return served
 
 
-def shown(served: Served, path: str) -> Any:
+def shown(served: ServedPanel, path: str) -> Any:
     return served.get(path, token=None, headers=PAGE)
 
 
-def home(served: Served) -> str:
+def home(served: ServedPanel) -> str:
     return str(shown(served, f"/judge?experiment={EXPERIMENT}").text)
 
 
-def sent(served: Served, page: str, action: str, **fields: str) -> Any:
+def sent(served: ServedPanel, page: str, action: str, **fields: str) -> Any:
     """A form of a page, filled and sent as a browser does."""
     body = PageForm(page, action).body(**fields)
     return served.post(action, token=None, headers=HEADERS, content=body)
 
 
-def opened(served: Served, **fields: str) -> str:
+def opened(served: ServedPanel, **fields: str) -> str:
     """The address of the batch that the first button leads to."""
     response = sent(served, home(served), "/judge/batches", **{"kind": "sheet", **fields})
     assert response.status_code == 303, response.text
     return str(response.headers["location"])
 
 
-def closed(served: Served, rule: Any, *, but: int = 0) -> str:
+def closed(served: ServedPanel, rule: Any, *, omit_last: int = 0) -> str:
     """The page of a batch that was judged by a rule and closed."""
     path = opened(served)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(served, served.judge)
-    judge_client.submit(fill(kept(served, sheet), rule), but=but)
+    judge_client.submit(fill(stored_sheet(served, sheet), rule), omit_last=omit_last)
     assert judge_client.close(sheet).status_code == 200
     return path
 
 
-def test_judging_starts_and_continues_with_one_button(judge: Served) -> None:
+def test_judging_starts_and_continues_with_one_button(judge: ServedPanel) -> None:
     assert "Start judging" in home(judge)
     first = opened(judge)
     again = home(judge)
@@ -64,11 +64,11 @@ def test_judging_starts_and_continues_with_one_button(judge: Served) -> None:
     assert opened(judge) == first
 
 
-def test_the_page_is_a_frame_without_any_item(judge: Served) -> None:
+def test_the_page_is_a_frame_without_any_item(judge: ServedPanel) -> None:
     path = opened(judge)
     page = shown(judge, path)
     assert page.status_code == 200
-    items = JudgeClient(judge, judge.judge).whole(path.rpartition("/")[2])["items"]
+    items = JudgeClient(judge, judge.judge).get_batch(path.rpartition("/")[2])["items"]
     assert not [tip for item in items for tip in item["tips"] if tip["tip"] in page.text]
     assert f'data-url="/api/bench/judge/{EXPERIMENT}/batches/{path.rpartition("/")[2]}"' in page.text
 
@@ -82,7 +82,7 @@ def test_scripts_never_make_markup_of_text() -> None:
     assert not [name for name, content in own.items() if wrong.search(content)]
 
 
-def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None:
+def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: ServedPanel) -> None:
     page = shown(judge, closed(judge, agreed)).text
     assert "Your scores count" in page
     assert "match the reference scores" in page
@@ -90,7 +90,7 @@ def test_a_batch_that_counts_shows_how_close_the_judge_is(judge: Served) -> None
     assert "control" not in page.lower()
 
 
-def test_a_held_batch_shows_the_reason_and_is_revised(judge: Served) -> None:
+def test_a_held_batch_shows_the_reason_and_is_revised(judge: ServedPanel) -> None:
     path = closed(judge, always(5))
     page = shown(judge, path).text
     assert "Not counted yet" in page
@@ -100,8 +100,8 @@ def test_a_held_batch_shows_the_reason_and_is_revised(judge: Served) -> None:
     assert 'id="desk"' in shown(judge, path).text
 
 
-def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Served) -> None:
-    path = closed(judge, agreed, but=1)
+def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: ServedPanel) -> None:
+    path = closed(judge, agreed, omit_last=1)
     page = shown(judge, path).text
     assert "1 item is open" in page
     assert "Typical distance" in page
@@ -112,18 +112,18 @@ def test_a_revised_batch_shows_the_verdict_and_no_number_of_the_drift(judge: Ser
     assert "Typical distance" not in page
 
 
-def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judge: Served) -> None:
-    page = shown(judge, closed(judge, always(5), but=1)).text
+def test_an_unfinished_batch_that_is_held_names_the_scales_beyond_the_limit(judge: ServedPanel) -> None:
+    page = shown(judge, closed(judge, always(5), omit_last=1)).text
     assert "the scales marked below" in page
     assert " too high</td>" in page
 
 
-def test_withdrawn_scores_that_still_count_are_shown(judge: Served) -> None:
+def test_withdrawn_scores_that_still_count_are_shown(judge: ServedPanel) -> None:
     path = closed(judge, agreed)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
     sent(judge, shown(judge, path).text, f"{path}/reopen")
     assert "keep their scores if you skip or clear them" in shown(judge, path).text
-    item = judge_client.whole(sheet)["items"][0]["item"]
+    item = judge_client.get_batch(sheet)["items"][0]["item"]
     judge_client.put(sheet, item, 1, "skipped", reason="not mine")
     judge_client.close(sheet)
     page = shown(judge, path).text
@@ -131,25 +131,25 @@ def test_withdrawn_scores_that_still_count_are_shown(judge: Served) -> None:
     assert "open. Reopen" not in page
 
 
-def test_a_first_batch_does_not_mention_earlier_scores(judge: Served) -> None:
+def test_a_first_batch_does_not_mention_earlier_scores(judge: ServedPanel) -> None:
     assert "keep their scores" not in shown(judge, opened(judge)).text
 
 
-def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: Served) -> None:
+def test_a_started_batch_shows_that_its_sheet_was_applied_by_file(judge: ServedPanel) -> None:
     path = opened(judge)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
     assert "already applied" not in shown(judge, path).text
-    item = judge_client.whole(sheet)["items"][0]
-    judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item))
-    judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(kept(judge, sheet)))
+    item = judge_client.get_batch(sheet)["items"][0]
+    judge_client.put(sheet, item["item"], 0, "draft", tips=scored_tips(item))
+    judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=fill(stored_sheet(judge, sheet)))
     page = shown(judge, path).text
     assert "This sheet was already applied" in page
     assert 'id="desk"' in page
 
 
-def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None:
+def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: ServedPanel) -> None:
     path = opened(judge)
-    raw = fill(kept(judge, path.rpartition("/")[2]))
+    raw = fill(stored_sheet(judge, path.rpartition("/")[2]))
     judge.post(f"{API}/judge/{EXPERIMENT}/apply", token=judge.judge, json=raw)
     page = shown(judge, path).text
     assert "This sheet was uploaded as a file" in page
@@ -157,14 +157,14 @@ def test_a_batch_whose_sheet_was_applied_by_file_shows_it(judge: Served) -> None
     assert "earlier scores" not in page
 
 
-def test_the_page_of_a_returned_batch_has_the_admins_note(judge: Served) -> None:
+def test_the_page_of_a_returned_batch_has_the_admins_note(judge: ServedPanel) -> None:
     path = closed(judge, always(5))
     boss = judge.panel.authenticator.by_token(judge.admin, "here")
     batch_service_of(judge.app).send_back(boss, path.rpartition("/")[2], "Look at <b>tone</b> again.")
     assert "Look at &lt;b&gt;tone&lt;/b&gt; again." in shown(judge, path).text
 
 
-def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
+def test_an_accepted_batch_shows_the_reason(judge: ServedPanel) -> None:
     path = closed(judge, always(5))
     boss = judge.panel.authenticator.by_token(judge.admin, "here")
     batch_service_of(judge.app).accept(boss, path.rpartition("/")[2], "agreed in the <team>")
@@ -173,17 +173,17 @@ def test_an_accepted_batch_shows_the_reason(judge: Served) -> None:
     assert "agreed in the &lt;team&gt;" in page
 
 
-def test_another_judge_finds_no_such_batch(judge: Served) -> None:
+def test_another_judge_finds_no_such_batch(judge: ServedPanel) -> None:
     path = opened(judge)
-    other = JudgeClient.named(judge, "somebody-else")
+    other = JudgeClient.create(judge, "somebody-else")
     for response in (judge.get(path, token=other.token), judge.post(f"{path}/reopen", token=other.token)):
         assert judge.error(response) == (404, "not_found")
 
 
-def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: Served) -> None:
+def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: ServedPanel) -> None:
     path = opened(judge)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
-    item = judge_client.whole(sheet)["items"][2]["item"]
+    item = judge_client.get_batch(sheet)["items"][2]["item"]
     assert judge_client.put(sheet, item, 0, "skipped", reason="not <b>mine</b>").status_code == 200
     page = judge.get(path, headers=PAGE).text
     assert f"A batch of <bdi>{JUDGE}</bdi>" in page
@@ -191,31 +191,31 @@ def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: 
     assert 'id="desk"' not in page
 
 
-def test_an_admin_judges_a_batch_under_the_own_name(served: Served) -> None:
+def test_an_admin_judges_a_batch_under_the_own_name(served: ServedPanel) -> None:
     served.log_in(served.admin)
     assert 'id="desk"' in shown(served, opened(served)).text
 
 
-def test_without_a_tie_duels_are_refused_with_a_message(judge: Served) -> None:
+def test_without_a_tie_duels_are_refused_with_a_message(judge: ServedPanel) -> None:
     response = sent(judge, home(judge), "/judge/batches", kind="duel")
     assert response.status_code == 409
     assert "Nothing to judge now" in response.text
 
 
-def test_an_invalid_experiment_is_reported_at_its_field(judge: Served) -> None:
+def test_an_invalid_experiment_is_reported_at_its_field(judge: ServedPanel) -> None:
     for name in ["tip-bench-nowhere", "nonsense", ""]:
         response = sent(judge, home(judge), "/judge/batches", experiment=name, kind="sheet")
         assert response.status_code == 404
         assert re.search(r'id="experiment"[^>]*aria-invalid="true"', response.text)
 
 
-def test_a_wrong_kind_is_refused(judge: Served) -> None:
+def test_a_wrong_kind_is_refused(judge: ServedPanel) -> None:
     response = sent(judge, home(judge), "/judge/batches", kind="<b>")
     assert response.status_code == 422
     assert "<b>" not in response.text
 
 
-def test_an_unknown_batch_is_not_found_or_refused(judge: Served) -> None:
+def test_an_unknown_batch_is_not_found_or_refused(judge: ServedPanel) -> None:
     for sheet in ["nonsense!", "0" * 65, "0" * 12]:
         assert shown(judge, f"/judge/batches/{sheet}").status_code in (404, 422)
 

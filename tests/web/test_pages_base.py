@@ -20,7 +20,7 @@ from tipbench.errors import TipbenchError
 from tipbench.web import queries
 from tipbench.web.panel import pages
 from tipbench.web.panel.pages import Chip, environment, here, render_error
-from web.panels import EXPERIMENT, Served
+from web.panels import EXPERIMENT, ServedPanel
 
 PAGE = {"Accept": "text/html,*/*"}
 PACKAGES = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
@@ -44,7 +44,7 @@ class Reader(HTMLParser):
         return [attributes for each, attributes in self.elements if each == tag]
 
 
-def look(served: Served, path: str, **options: Any) -> Any:
+def look(served: ServedPanel, path: str, **options: Any) -> Any:
     return served.get(path, headers=PAGE, **options)
 
 
@@ -204,7 +204,7 @@ def test_here_changes_only_the_given_query_parameters() -> None:
 # pages
 
 
-def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: Served) -> None:
+def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: ServedPanel) -> None:
     responses = [look(served, path, token=None if path == "/login" else "") for path in PATHS]
     for response in responses:
         page = Reader(response.text)
@@ -219,7 +219,7 @@ def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: 
         assert all(not {"style", "onclick", "onload"} & set(attributes) for _, attributes in page.elements)
 
 
-def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served) -> None:
+def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: ServedPanel) -> None:
     for path in PATHS[1:6]:
         by_token = look(served, path)
         served.log_in(served.admin)
@@ -231,7 +231,7 @@ def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served) -
         assert "Log out" not in by_token.text  # there is no session to end
 
 
-def test_ids_are_there_once_and_labels_lead_to_fields(served: Served) -> None:
+def test_ids_are_there_once_and_labels_lead_to_fields(served: ServedPanel) -> None:
     for path in PATHS:
         page = Reader(look(served, path).text)
         ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -239,7 +239,7 @@ def test_ids_are_there_once_and_labels_lead_to_fields(served: Served) -> None:
         assert {label["for"] for label in page.all("label") if "for" in label} <= set(ids), path
 
 
-def test_the_page_links_to_its_json(served: Served) -> None:
+def test_the_page_links_to_its_json(served: ServedPanel) -> None:
     for path, json_url in (("/", "/api/bench/experiments"), ("/settings", "/api/bench/tokens")):
         page = look(served, path).text
         assert f'href="{json_url}">JSON' in page
@@ -249,22 +249,22 @@ def test_the_page_links_to_its_json(served: Served) -> None:
 # logging in
 
 
-def test_the_login_page_explains_tokens(served: Served) -> None:
+def test_the_login_page_explains_tokens(served: ServedPanel) -> None:
     assert "tipbench token create" in look(served, "/login", token=None).text
 
 
-def test_a_judge_lands_on_the_judging_page(served: Served) -> None:
+def test_a_judge_lands_on_the_judging_page(served: ServedPanel) -> None:
     response = served.client.post("/login", data={"token": served.judge, "next": "/"}, follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, "/judge")
     assert look(served, "/login", token=None).headers["location"] == "/judge"
 
 
-def test_an_admin_lands_on_the_experiments(served: Served) -> None:
+def test_an_admin_lands_on_the_experiments(served: ServedPanel) -> None:
     response = served.client.post("/login", data={"token": served.admin}, follow_redirects=False)
     assert response.headers["location"] == "/"
 
 
-def test_the_log_out_button_ends_the_session(served: Served) -> None:
+def test_the_log_out_button_ends_the_session(served: ServedPanel) -> None:
     served.log_in(served.admin)
     page = look(served, "/", token=None).text
     found = re.search(r'action="/logout"><input type="hidden" name="csrf" value="([^"]+)"', page)
@@ -277,14 +277,14 @@ def test_the_log_out_button_ends_the_session(served: Served) -> None:
 # failures
 
 
-def test_a_missing_page_is_html_for_people_and_json_for_programs(served: Served) -> None:
+def test_a_missing_page_is_html_for_people_and_json_for_programs(served: ServedPanel) -> None:
     page = look(served, "/nowhere")
     assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert "Not found: /nowhere." in page.text
     assert served.error(served.get("/nowhere")) == (404, "not_found")
 
 
-def test_a_judge_gets_an_error_page_with_a_link_back(served: Served) -> None:
+def test_a_judge_gets_an_error_page_with_a_link_back(served: ServedPanel) -> None:
     served.log_in(served.judge)
     page = look(served, "/settings", token=None)
     assert page.status_code == 403
@@ -294,25 +294,25 @@ def test_a_judge_gets_an_error_page_with_a_link_back(served: Served) -> None:
         assert hidden not in page.text
 
 
-def test_a_missing_page_keeps_the_header_of_the_user(served: Served) -> None:
+def test_a_missing_page_keeps_the_header_of_the_user(served: ServedPanel) -> None:
     served.log_in(served.admin)
     page = look(served, "/nowhere", token=None).text
     assert 'href="/settings"' in page
     assert "Log out" in page
 
 
-def test_the_requested_path_is_shown_as_text(served: Served) -> None:
+def test_the_requested_path_is_shown_as_text(served: ServedPanel) -> None:
     page = look(served, "/%3Cscript%3Ealert(1)%3C/script%3E%E2%80%AE").text
     assert "<script>alert" not in page
     assert "\u202e" not in page
 
 
-def test_a_failure_names_its_request(served: Served) -> None:
+def test_a_failure_names_its_request(served: ServedPanel) -> None:
     page = look(served, "/nowhere")
     assert page.headers["x-request-id"] in page.text
 
 
-def test_a_failing_header_chip_does_not_break_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_header_chip_does_not_break_the_page(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_request: Request) -> Chip | None:
         raise TipbenchError("the list of jobs cannot be read")
 
@@ -320,13 +320,13 @@ def test_a_failing_header_chip_does_not_break_the_page(served: Served, monkeypat
     assert look(served, "/settings").status_code == 200
 
 
-def test_the_chip_is_for_admins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chip_is_for_admins(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "jobs_chip", lambda _request: Chip("2 running", "/jobs", "running"))
     assert "2 running" in look(served, "/").text
     assert "2 running" not in look(served, "/judge", token=served.judge).text
 
 
-def test_a_form_that_fails_leads_back_to_its_page(served: Served) -> None:
+def test_a_form_that_fails_leads_back_to_its_page(served: ServedPanel) -> None:
     cases: list[tuple[str | None, str]] = [
         ("http://localhost/settings?a=1", "/settings?a=1"),
         ("http://evil.example/settings", "/"),

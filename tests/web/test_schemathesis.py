@@ -30,7 +30,7 @@ from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.web import login_limiter
 from tipbench.web.auth import Role
-from web.hook_receiver import SECRET, receiving
+from web.hook_receiver import SECRET, run_hook_receiver
 
 CHECKS = (
     "not_a_server_error",
@@ -57,7 +57,7 @@ def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sit
     monkeypatch.setattr(login_limiter, "FAILURE_BURST", 10**9)
     store = MemoryStore()
     content = record_sample(store)
-    with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, receiving() as receiver:
+    with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, run_hook_receiver() as receiver:
         urls = {"OLLAMA_HOST": ollama.url, "TIPBENCH_HOOK_URL": receiver.url, "TIPBENCH_HOOK_SECRET": SECRET}
         with panel_site(
             home, store, urls, ScriptedRunner(ends=_ending, emitted=_events, printed="one line\n" * 50)
@@ -94,7 +94,7 @@ class Batches:
     site: Site
     experiment: str
 
-    def ask(self, method: str, token: str, path: str = "", **options: Any) -> Any:
+    def request(self, method: str, token: str, path: str = "", **options: Any) -> Any:
         url = f"{self.site.url}/api/bench/judge/{self.experiment}/batches{path}"
         headers = {"Authorization": f"Bearer {token}"}
         response = httpx.request(method, url, headers=headers, trust_env=False, timeout=30, **options)
@@ -103,8 +103,8 @@ class Batches:
 
     def opened(self, token: str) -> tuple[str, list[dict[str, Any]]]:
         """A batch of this token's owner, with its items."""
-        sheet = self.ask("POST", token, json={})["batch"]["sheet"]
-        return sheet, self.ask("GET", token, f"/{sheet}")["items"]
+        sheet = self.request("POST", token, json={})["batch"]["sheet"]
+        return sheet, self.request("GET", token, f"/{sheet}")["items"]
 
     def held(self) -> str:
         """A held batch of a judge who gives a 5 for everything."""
@@ -113,8 +113,8 @@ class Batches:
         for item in items:
             tips = [{"scores": dict.fromkeys(SCALES, 5)} for _ in item["tips"]]
             body = {"version": 0, "state": "submitted", "tips": tips}
-            self.ask("PUT", token, f"/{sheet}/items/{item['item']}", json=body)
-        closed = self.ask("POST", token, f"/{sheet}/close")
+            self.request("PUT", token, f"/{sheet}/items/{item['item']}", json=body)
+        closed = self.request("POST", token, f"/{sheet}/close")
         assert closed["batch"]["status"] == "held", closed
         return sheet
 

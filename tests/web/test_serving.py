@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from support.policy_site import DEADLINE_S, TIPS, PolicySite, ServerChooser, policy_site
+from support.polling import eventually
 from support.simulated_requests import drive
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
@@ -26,7 +27,6 @@ from tipbench.simulate.rollout import find_arm, rollout
 from tipbench.simulate.world import World
 from tipbench.web import serving
 from tipbench.web.auth import Role
-from web.event_reading import until
 
 DAY_S = 24 * 3600
 PROFILE = {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "mean_dwell_ms_30d": 42000, "preferred_hour": 9}
@@ -362,14 +362,14 @@ def test_unknown_paths_and_methods_are_refused(site: PolicySite) -> None:
 def test_the_access_log_has_no_query_string(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tipbench.serving"):
         site.get("/stats/linucb", params={"user_id": "private-person"})
-        until(lambda: "GET /stats/linucb 200" in caplog.text)  # logged once the response is sent
+        assert eventually(lambda: "GET /stats/linucb 200" in caplog.text)  # logged once the response is sent
     assert "private" not in caplog.text
 
 
 def test_a_path_cannot_forge_a_line_of_the_access_log(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tipbench.serving"):
         site.get("/x%0d%0aGET /forged%1b[2J")
-        until(lambda: "GET /x" in caplog.text)
+        assert eventually(lambda: "GET /x" in caplog.text)
     assert "GET /x%0D%0AGET%20/forged%1B%5B2J 404" in caplog.text
 
 

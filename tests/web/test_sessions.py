@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from tipbench.errors import UsageError
 from tipbench.sqlite import Database
 from tipbench.web.auth import KEY_FILE, Sessions, load_key
 from tipbench.web.database import FOLDER, panel_database
-from web.test_tokens import Clock, anything
+from web.test_tokens import anything
 
 KEY = b"k" * 32
 

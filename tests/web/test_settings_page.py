@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from web.panels import OPERATOR, Served, serving
+from web.panels import OPERATOR, ServedPanel, serve_panel
 
 PAGE = {"Accept": "text/html"}
 SECRET = re.compile(r"tipbench_[0-9a-f]{12}_[A-Za-z0-9_-]{43}")
 
 
-def settings_page(served: Served) -> str:
+def settings_page(served: ServedPanel) -> str:
     response = served.get("/settings", headers=PAGE)
     assert response.status_code == 200
     return str(response.text)
 
 
-def sent(served: Served, **fields: str) -> Any:
+def sent(served: ServedPanel, **fields: str) -> Any:
     return served.post("/settings/tokens", headers=PAGE, data={"role": "judge", "name": "anna", **fields})
 
 
@@ -30,7 +30,7 @@ def mark_of(page: str) -> str:
     return found[1]
 
 
-def test_a_new_tokens_secret_shows_once(served: Served) -> None:
+def test_a_new_tokens_secret_shows_once(served: ServedPanel) -> None:
     page = sent(served, name="anna", expires="30d")
     assert page.status_code == 201
     (secret,) = SECRET.findall(page.text)
@@ -40,7 +40,7 @@ def test_a_new_tokens_secret_shows_once(served: Served) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])  # a mark that is longer than what is remembered, too
-def test_reloading_the_response_creates_no_second_token(served: Served, length: int) -> None:
+def test_reloading_the_response_creates_no_second_token(served: ServedPanel, length: int) -> None:
     mark = length * mark_of(settings_page(served))
     assert sent(served, once=mark).status_code == 201
     again = sent(served, once=mark)
@@ -49,7 +49,7 @@ def test_reloading_the_response_creates_no_second_token(served: Served, length: 
     assert [token.name for token in served.panel.authenticator.tokens.all()].count("anna") == 1
 
 
-def test_a_form_without_the_csrf_token_creates_no_token(served: Served) -> None:
+def test_a_form_without_the_csrf_token_creates_no_token(served: ServedPanel) -> None:
     served.log_in(served.admin)
     before = served.panel.authenticator.tokens.all()
     for data in ({"role": "admin", "name": "mallory"}, {"role": "admin", "name": "mallory", "csrf": "wrong"}):
@@ -57,7 +57,7 @@ def test_a_form_without_the_csrf_token_creates_no_token(served: Served) -> None:
     assert served.panel.authenticator.tokens.all() == before
 
 
-def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: Served) -> None:
+def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: ServedPanel) -> None:
     page = sent(served, name="Renée & co", expires="tomorrow", role="admin")
     assert page.status_code == 422
     assert 'value="Renée &amp; co"' in page.text
@@ -66,13 +66,13 @@ def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: Served) ->
     assert 'value="admin" checked' in page.text
 
 
-def test_a_wrong_field_may_be_corrected_in_the_same_form(served: Served) -> None:
+def test_a_wrong_field_may_be_corrected_in_the_same_form(served: ServedPanel) -> None:
     mark = mark_of(settings_page(served))
     assert sent(served, once=mark, expires="tomorrow").status_code == 422
     assert sent(served, once=mark, expires="1d").status_code == 201
 
 
-def test_a_token_is_revoked_and_the_page_confirms_it(served: Served) -> None:
+def test_a_token_is_revoked_and_the_page_confirms_it(served: ServedPanel) -> None:
     token = next(token for token in served.panel.authenticator.tokens.all() if token.name == "reviewer-1")
     response = served.post(f"/settings/tokens/{token.id}/revoke")
     assert (response.status_code, response.headers["location"]) == (303, f"/settings?revoked={token.id}#tokens")
@@ -81,7 +81,7 @@ def test_a_token_is_revoked_and_the_page_confirms_it(served: Served) -> None:
     assert f"/settings/tokens/{token.id}/revoke" not in page
 
 
-def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: Served) -> None:
+def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: ServedPanel) -> None:
     served.log_in(served.admin)
     page = served.get("/settings", token=None, headers=PAGE).text
     assert "This is the token you are logged in with" in page
@@ -89,7 +89,7 @@ def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: Serve
 
 
 def test_a_token_name_is_shown_as_text(home: Path) -> None:
-    with serving(home) as served:
+    with serve_panel(home) as served:
         sent(served, name="<script>alert(1)</script>")
         sent(served, name='"><img src=x onerror=alert(1)>')
         page = settings_page(served)
@@ -98,13 +98,13 @@ def test_a_token_name_is_shown_as_text(home: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_a_name_with_direction_characters_is_refused(served: Served) -> None:
+def test_a_name_with_direction_characters_is_refused(served: ServedPanel) -> None:
     page = sent(served, name="anna\u202egnol")
     assert page.status_code == 422
     assert "printable" in page.text
 
 
-def test_a_form_with_the_csrf_token_of_its_page_works(served: Served) -> None:
+def test_a_form_with_the_csrf_token_of_its_page_works(served: ServedPanel) -> None:
     served.log_in(served.admin)
     page = served.get("/settings", token=None, headers=PAGE).text
     found = re.search(r'name="csrf" value="([^"]+)"', page)
@@ -122,7 +122,7 @@ def test_the_configuration_is_shown_without_secrets(home: Path) -> None:
         "TIPBENCH_PANEL_URLS": "http://you:s3cret@gpu-box:11434",
         "TIPBENCH_JUDGE_COMMAND": "/opt/judges/agent --key an-agents-key",
     }
-    with serving(home, environment=secrets) as served:
+    with serve_panel(home, environment=secrets) as served:
         page = settings_page(served)
     for word in (OPERATOR, "hunter2", "a-bearer-of-mlflow", "s3cret", "an-agents-key"):
         assert word not in page

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from tipbench.errors import UsageError
 from tipbench.web.auth import MAX_LIFE_S, Role, TokenStore, parse_lifetime
 from tipbench.web.database import FILE, FOLDER, panel_database
@@ -19,19 +20,9 @@ from tipbench.web.database import FILE, FOLDER, panel_database
 anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
 
-class Clock:
-    """A time that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture

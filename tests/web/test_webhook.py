@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.clock import Clock
 from support.judging import EXPERIMENT, SheetDriver, record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.jobs.command import collect_request
@@ -36,20 +37,10 @@ from tipbench.web.webhook import (
     WebhookWatcher,
     new_delivery,
 )
-from web.hook_receiver import SECRET, Got, Receiver, receiving
+from web.hook_receiver import SECRET, HookReceiver, HookRequest, run_hook_receiver
 
 NOW = 1_800_000_000.0
 EVERY_S = 30.0
-
-
-@dataclass
-class Clock:
-    """A clock that only the test sets."""
-
-    now: float = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -57,7 +48,7 @@ class Bench:
     """A webhook on a store in memory, with a test clock."""
 
     home: Path
-    receiver: Receiver
+    receiver: HookReceiver
     runs: MemoryStore = field(default_factory=MemoryStore)
     clock: Clock = field(default_factory=Clock)
     away: bool = False
@@ -95,27 +86,27 @@ class Bench:
             self.hook.tick()
 
     def payloads(self) -> list[Any]:
-        return [got.payload for got in self.receiver.got]
+        return [request.payload for request in self.receiver.requests]
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as made:
+def receiver() -> Iterator[HookReceiver]:
+    with run_hook_receiver() as made:
         yield made
 
 
 @pytest.fixture
-def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
+def bench(home: Path, receiver: HookReceiver) -> Iterator[Bench]:
     made = Bench(home, receiver)
     yield made
     made.close()
     made.jobs.close()
 
 
-def respond_with(*statuses: int) -> Callable[[Got], int]:
+def respond_with(*statuses: int) -> Callable[[HookRequest], int]:
     """Return these statuses in order, then 204."""
     left = list(statuses)
-    return lambda _got: left.pop(0) if left else 204
+    return lambda _request: left.pop(0) if left else 204
 
 
 # What is delivered, and when
@@ -140,17 +131,17 @@ def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
 def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
     bench.collect()
     bench.pass_time()
-    (got,) = bench.receiver.got
-    verify(SECRET, got.headers, got.body, bench.clock.now, Seen())
-    assert {name.lower(): value for name, value in got.headers.items()}[DELIVERY.lower()] == got.payload["id"]
+    (request,) = bench.receiver.requests
+    verify(SECRET, request.headers, request.body, bench.clock.now, Seen())
+    assert {name.lower(): value for name, value in request.headers.items()}[DELIVERY.lower()] == request.payload["id"]
 
 
 def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
     bench.collect(models=("okapi-unmistakable:1b",))
     bench.pass_time()
-    (got,) = bench.receiver.got
+    (request,) = bench.receiver.requests
     for word in ("okapi", "v1", *(run.run_id for run in bench.runs.search("1", where={}))):
-        assert word.encode() not in got.body.replace(b"/api/bench", b"")
+        assert word.encode() not in request.body.replace(b"/api/bench", b"")
 
 
 def test_a_name_with_special_characters_is_quoted_in_the_links(bench: Bench) -> None:
@@ -281,8 +272,8 @@ def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
     bench.pass_time()
     bench.pass_time(seconds=RETRY_WAITS_S[0], times=1)
     seen = Seen()
-    for got in bench.receiver.got:
-        verify(SECRET, got.headers, got.body, bench.clock.now, seen)
+    for request in bench.receiver.requests:
+        verify(SECRET, request.headers, request.body, bench.clock.now, seen)
 
 
 def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
@@ -338,7 +329,7 @@ def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench:
     bench.collect()
     bench.pass_time()
     bench.close()
-    with receiving() as other:
+    with run_hook_receiver() as other:
         bench.url = other.url
         bench.open()
         bench.hook.start()
@@ -347,7 +338,7 @@ def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench:
             Poster(WebhookOptions(other.url, SECRET), bench.clock), bench.store, bench.watch, lambda: True
         )
         bench.pass_time()
-        (old,), (new,) = bench.receiver.got, other.got
+        (old,), (new,) = bench.receiver.requests, other.requests
     assert old.payload["id"] != new.payload["id"]
     states = {each.id: each.state for each in bench.hook.deliveries()}
     assert states[old.payload["id"]] is DeliveryState.FAILED
@@ -372,18 +363,18 @@ def attempt_at(url: str, *, timeout_s: float = 10.0, stop: threading.Event | Non
     return poster.post(new_delivery("test", 0.0, None), stop or threading.Event())
 
 
-def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
-    with receiving() as elsewhere:
-        receiver.location, receiver.respond = elsewhere.url, respond_with(307)
+def test_a_redirect_is_not_followed(receiver: HookReceiver) -> None:
+    with run_hook_receiver() as other_receiver:
+        receiver.location, receiver.respond = other_receiver.url, respond_with(307)
         attempt = attempt_at(receiver.url)
-        assert elsewhere.got == []
+        assert other_receiver.requests == []
     assert (attempt.status, attempt.final_state) == (307, DeliveryState.FAILED)
     assert "redirects are not followed" in attempt.reason
 
 
-def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
+def test_a_receiver_that_does_not_respond_times_out(receiver: HookReceiver) -> None:
     free = threading.Event()
-    receiver.respond = lambda _got: 204 if free.wait(120) else 500
+    receiver.respond = lambda _request: 204 if free.wait(120) else 500
     began = time.monotonic()
     attempt = attempt_at(receiver.url, timeout_s=0.5)
     free.set()
@@ -391,8 +382,8 @@ def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
     assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
 
 
-def test_a_receiver_that_is_down_gives_a_reason(receiver: Receiver) -> None:
-    with receiving() as gone:
+def test_a_receiver_that_is_down_gives_a_reason(receiver: HookReceiver) -> None:
+    with run_hook_receiver() as gone:
         url = f"{gone.url}?key=s3cret"
     attempt = attempt_at(url)
     assert attempt.status is None
@@ -403,7 +394,7 @@ def test_a_receiver_that_is_down_gives_a_reason(receiver: Receiver) -> None:
 def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
     free, came = threading.Event(), threading.Event()
 
-    def hang(_got: Got) -> int:
+    def hang(_request: HookRequest) -> int:
         came.set()
         return 204 if free.wait(120) else 500
 
@@ -422,7 +413,7 @@ def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
     assert (delivery.state, delivery.attempts) == (DeliveryState.QUEUED, ())
 
 
-def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
+def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: HookReceiver) -> None:
     options = WebhookOptions(receiver.url.replace("127.0.0.1", "judge.example.org"), SECRET)
     attempt = Poster(options).post(new_delivery("test", 0.0, None), threading.Event())
     assert attempt.status is None
@@ -435,4 +426,4 @@ def test_a_test_delivery_is_attempted_once_and_stored(bench: Bench) -> None:
     assert isinstance(delivery, Delivery)
     assert delivery.state is DeliveryState.FAILED
     bench.pass_time(times=4)
-    assert [got.payload["event"] for got in bench.receiver.got] == ["test"]
+    assert [request.payload["event"] for request in bench.receiver.requests] == ["test"]

@@ -14,31 +14,31 @@ import pytest
 
 from tipbench.errors import UsageError
 from tipbench.web.signing import Seen, verify
-from web.hook_receiver import SECRET, Got, Receiver, receiving
-from web.panels import API, EXPERIMENT, Served, answered, serving
+from web.hook_receiver import SECRET, HookReceiver, HookRequest, run_hook_receiver
+from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
 HOOK = f"{API}/hook"
 PAGE = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as made:
+def receiver() -> Iterator[HookReceiver]:
+    with run_hook_receiver() as made:
         yield made
 
 
 @pytest.fixture
-def hooked(home: Path, receiver: Receiver) -> Iterator[Served]:
+def hooked(home: Path, receiver: HookReceiver) -> Iterator[ServedPanel]:
     """A panel with a webhook; another process seems to lead, so that it sends tests only."""
-    with serving(home, answered()[0], environment(receiver)) as served:
+    with serve_panel(home, answered_store(), environment(receiver)) as served:
         yield served
 
 
-def environment(receiver: Receiver, **more: str) -> dict[str, str]:
+def environment(receiver: HookReceiver, **more: str) -> dict[str, str]:
     return {"TIPBENCH_HOOK_URL": f"{receiver.url}?key=s3cret", "TIPBENCH_HOOK_SECRET": SECRET, **more}
 
 
-def until(served: Served, state: str, wait_s: float = 120) -> Any:
+def until(served: ServedPanel, state: str, wait_s: float = 120) -> Any:
     """Return the deliveries once the newest has this state."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -49,27 +49,27 @@ def until(served: Served, state: str, wait_s: float = 120) -> Any:
         time.sleep(0.05)
 
 
-def test_a_test_reaches_the_receiver_signed(hooked: Served, receiver: Receiver) -> None:
+def test_a_test_reaches_the_receiver_signed(hooked: ServedPanel, receiver: HookReceiver) -> None:
     response = hooked.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
     assert response.status_code == 200
-    (got,) = receiver.got
-    verify(SECRET, got.headers, got.body, time.time(), Seen())
-    assert got.payload == response.json()["payload"]
-    assert (got.payload["event"], got.payload["links"]["apply"]) == ("test", f"{API}/judge/{EXPERIMENT}/apply")
+    (request,) = receiver.requests
+    verify(SECRET, request.headers, request.body, time.time(), Seen())
+    assert request.payload == response.json()["payload"]
+    assert (request.payload["event"], request.payload["links"]["apply"]) == ("test", f"{API}/judge/{EXPERIMENT}/apply")
     assert (response.json()["state"], response.json()["attempts"][0]["status"]) == ("delivered", 204)
 
 
-def test_a_rejected_test_delivery_has_a_reason(hooked: Served, receiver: Receiver) -> None:
-    receiver.respond = lambda _got: 401
+def test_a_rejected_test_delivery_has_a_reason(hooked: ServedPanel, receiver: HookReceiver) -> None:
+    receiver.respond = lambda _request: 401
     response = hooked.post(f"{HOOK}/test")
     assert response.status_code == 200
     assert (response.json()["state"], response.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
 
 
-def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Receiver) -> None:
+def test_a_second_test_at_the_same_time_is_refused(hooked: ServedPanel, receiver: HookReceiver) -> None:
     came, free = threading.Event(), threading.Event()
 
-    def slowly(_got: Got) -> int:
+    def slowly(_request: HookRequest) -> int:
         came.set()
         return 204 if free.wait(8) else 500
 
@@ -86,20 +86,20 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: Served, receiver: Rec
     ("body", "path"), [({"experiment": "mine"}, "body.experiment"), ({"url": "http://evil.example"}, "body.url")]
 )
 def test_a_test_delivery_names_only_a_tipbench_experiment(
-    hooked: Served, receiver: Receiver, body: dict[str, str], path: str
+    hooked: ServedPanel, receiver: HookReceiver, body: dict[str, str], path: str
 ) -> None:
     response = hooked.post(f"{HOOK}/test", json=body)
     assert (response.status_code, response.json()["error"]["path"]) == (422, path)
-    assert receiver.got == []
+    assert receiver.requests == []
 
 
-def test_without_a_webhook_there_is_nothing_to_test(served: Served) -> None:
+def test_without_a_webhook_there_is_nothing_to_test(served: ServedPanel) -> None:
     assert served.get(HOOK).json()["configured"] is False
     assert served.get(f"{HOOK}/deliveries").json() == {"items": [], "next": None}
     assert served.error(served.post(f"{HOOK}/test")) == (409, "conflict")
 
 
-def test_the_state_contains_no_secret(hooked: Served, receiver: Receiver) -> None:
+def test_the_state_contains_no_secret(hooked: ServedPanel, receiver: HookReceiver) -> None:
     response = hooked.get(HOOK)
     assert (response.json()["url"], response.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
     hooked.post(f"{HOOK}/test")
@@ -108,7 +108,7 @@ def test_the_state_contains_no_secret(hooked: Served, receiver: Receiver) -> Non
         assert SECRET not in text
 
 
-def test_responses_are_as_documented(hooked: Served) -> None:
+def test_responses_are_as_documented(hooked: ServedPanel) -> None:
     document = hooked.app.openapi()
     responses = {
         (HOOK, "get"): hooked.get(HOOK),
@@ -121,7 +121,7 @@ def test_responses_are_as_documented(hooked: Served) -> None:
         jsonschema.validate(response.json(), schema)
 
 
-def test_deliveries_come_in_pages_newest_first(hooked: Served) -> None:
+def test_deliveries_come_in_pages_newest_first(hooked: ServedPanel) -> None:
     sent = [hooked.post(f"{HOOK}/test").json()["id"] for _ in range(3)]
     first = hooked.get(f"{HOOK}/deliveries?limit=2").json()
     second = hooked.get(f"{HOOK}/deliveries?limit=2&next={first['next']}").json()
@@ -129,7 +129,9 @@ def test_deliveries_come_in_pages_newest_first(hooked: Served) -> None:
     assert second["next"] is None
 
 
-def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(hooked: Served, receiver: Receiver) -> None:
+def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(
+    hooked: ServedPanel, receiver: HookReceiver
+) -> None:
     hooked.log_in(hooked.admin)
     page = hooked.get("/settings", token=None, headers=PAGE).text
     assert "No deliveries yet" in page
@@ -137,28 +139,28 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(hooke
     assert found
     response = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})
     assert response.status_code == 303
-    assert [got.payload["event"] for got in receiver.got] == ["test"]
+    assert [request.payload["event"] for request in receiver.requests] == ["test"]
     after = hooked.get(response.headers["location"], token=None, headers=PAGE).text
     assert "The receiver accepted the test" in after
     assert receiver.url.removesuffix("hook") + "…" in after
 
 
-def test_the_settings_page_shows_why_a_test_was_rejected(hooked: Served, receiver: Receiver) -> None:
-    receiver.respond = lambda _got: 503
+def test_the_settings_page_shows_why_a_test_was_rejected(hooked: ServedPanel, receiver: HookReceiver) -> None:
+    receiver.respond = lambda _request: 503
     response = hooked.post("/settings/hook/test")
     page = hooked.get(response.headers["location"], headers=PAGE).text
     assert "The test failed" in page
     assert "responded with 503" in page
 
 
-def test_without_a_webhook_the_settings_page_shows_how_to_configure_one(served: Served) -> None:
+def test_without_a_webhook_the_settings_page_shows_how_to_configure_one(served: ServedPanel) -> None:
     page = served.get("/settings", headers=PAGE).text
     assert "TIPBENCH_HOOK_URL" in page
     assert "Send a test" not in page
 
 
-def test_a_served_panel_delivers_pending_cells(home: Path, receiver: Receiver) -> None:
-    with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
+def test_a_served_panel_delivers_pending_cells(home: Path, receiver: HookReceiver) -> None:
+    with serve_panel(home, answered_store(), environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         (delivery,) = until(served, "delivered")
         assert served.get(HOOK).json()["watching"] is True
         page = served.get("/settings", headers=PAGE).text
@@ -166,15 +168,15 @@ def test_a_served_panel_delivers_pending_cells(home: Path, receiver: Receiver) -
     assert "48 pending cells" in page
 
 
-def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: Receiver) -> None:
+def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: HookReceiver) -> None:
     came, free = threading.Event(), threading.Event()
 
-    def hang(_got: Got) -> int:
+    def hang(_request: HookRequest) -> int:
         came.set()
         return 204 if free.wait(120) else 500
 
     receiver.respond = hang
-    with serving(home, answered()[0], environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
+    with serve_panel(home, answered_store(), environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         assert came.wait(30)
         began = time.monotonic()
         response = served.get(f"{API}/experiments")
@@ -186,5 +188,5 @@ def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: Rec
 
 def test_a_panel_does_not_start_with_an_address_it_may_not_call(home: Path) -> None:
     wrong = {"TIPBENCH_HOOK_URL": "https://judge.example.org/", "TIPBENCH_HOOK_SECRET": SECRET}
-    with pytest.raises(UsageError, match="TIPBENCH_HOOK_HOSTS"), serving(home, environment=wrong):
+    with pytest.raises(UsageError, match="TIPBENCH_HOOK_HOSTS"), serve_panel(home, environment=wrong):
         pass

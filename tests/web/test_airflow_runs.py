@@ -199,32 +199,32 @@ def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
 # what is seen in MLflow
 
 
-def order(home: Path, **changes: Any) -> Job:
+def new_job(home: Path, **changes: Any) -> Job:
     with JobStore(home / "jobs" / "other.db") as jobs:
         return jobs.add(collect_request(make_config({**OF_ALL, **changes}), runner="airflow"))[0]
 
 
-def records(home: Path, store: MemoryStore) -> PanelMlflowLookup:
+def mlflow_lookup(home: Path, store: MemoryStore) -> PanelMlflowLookup:
     return PanelMlflowLookup(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
-    seen = records(home, answered_store())
-    assert seen.pending(order(home)) == 48
-    assert seen.pending(order(home, models=MODELS[0], prompts="v1")) == 8
-    assert seen.pending(order(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
+    seen = mlflow_lookup(home, answered_store())
+    assert seen.pending(new_job(home)) == 48
+    assert seen.pending(new_job(home, models=MODELS[0], prompts="v1")) == 8
+    assert seen.pending(new_job(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
 
 
 @pytest.mark.parametrize("changes", [{"n_tips": 4}, {"experiment": "tip-bench-other"}])
 def test_missing_cells_do_not_count_as_judged(home: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(NotEnoughData, match="has no cells of this run"):
-        records(home, answered_store()).pending(order(home, **changes))
+        mlflow_lookup(home, answered_store()).pending(new_job(home, **changes))
 
 
 @pytest.mark.parametrize(("state", "words"), [("running", "50 %"), ("waiting", "Waiting"), ("lost", "Lost")])
 def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, state: str, words: str) -> None:
     progress = Progress().after(wire.BlockStarted(MODELS[0], 2, done=1))
-    job = replace(order(home, models=MODELS[0]), state=JobState(state))
+    job = replace(new_job(home, models=MODELS[0]), state=JobState(state))
     assert JobText(job, progress).title == f"{words} · collect {EXPERIMENT}"
 
 
@@ -233,7 +233,7 @@ def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, stat
     [("Airflow cannot be reached.", True), ("Airflow has no such run any more; a retry continues.", False)],
 )
 def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: str, found_again: bool) -> None:
-    job = replace(order(home), state=JobState.LOST, reason=reason)
+    job = replace(new_job(home), state=JobState.LOST, reason=reason)
     assert JobText(job, Progress()).may_reappear is found_again
 
 
@@ -265,9 +265,9 @@ def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_air
 def test_local_jobs_do_not_get_the_airflow_credentials(home: Path, scripted_airflow: ScriptedAirflow) -> None:
     given = {**airflow_environment(scripted_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
-    order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
+    request = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
     with JobStore(home / "jobs" / "other.db") as jobs:
-        job = jobs.add(order)[0]
+        job = jobs.add(request)[0]
     runner.start(job)
     process = JobFolder(home / "jobs", job.id).process
     assert process is not None

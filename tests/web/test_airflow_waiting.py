@@ -35,13 +35,13 @@ FEW = {"models": MODELS[0], "prompts": "v1", "n_scenarios": 4, "n_tips": 3}
 
 
 @pytest.fixture
-def little_airflow(home: Path) -> Iterator[ScriptedAirflow]:
+def scripted_airflow(home: Path) -> Iterator[ScriptedAirflow]:
     with ScriptedAirflow(home, report_nothing_to_do) as server:
         yield server
 
 
 @pytest.fixture
-def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
+def waiting_experiment(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
     """A real MLflow with four answers, and the run that waits for them."""
     name = f"tip-bench-waiting-{uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
@@ -53,13 +53,13 @@ def recorded(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
 # by whatever road
 
 
-def by_batch(served: ServedPanel) -> None:
+def judge_by_batch(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
     for _ in range(2):  # a batch has thirty answers at most
         assert judge_client.judge_batch()["outcome"]["status"] == "applied"
 
 
-def by_webhook(served: ServedPanel) -> None:
+def judge_by_file(served: ServedPanel) -> None:
     """Judge like a program after a webhook: export a sheet and apply it."""
     sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={}).json()["sheet"]
     filled = fill(stored_sheet(served, sheet))
@@ -67,24 +67,27 @@ def by_webhook(served: ServedPanel) -> None:
     assert response.json()["status"] == "applied", response.text
 
 
-@pytest.mark.parametrize("judge", [by_batch, by_webhook])
+@pytest.mark.parametrize("judge", [judge_by_batch, judge_by_file])
 def test_a_judge_at_the_panel_ends_the_waiting(
-    home: Path, little_airflow: ScriptedAirflow, judge: Callable[[ServedPanel], None]
+    home: Path, scripted_airflow: ScriptedAirflow, judge: Callable[[ServedPanel], None]
 ) -> None:
-    with serve_with_airflow(home, little_airflow, answered_store()) as served:
+    with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
         wait_for_job(served, job["id"], "waiting", "48 cells wait for a judge.")
         judge(served)
         wait_for_job(served, job["id"], "succeeded")
-    assert little_airflow.count("PATCH", "hitlDetails") == 1
+    assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
 @pytest.mark.process
 def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
-    home: Path, little_airflow: ScriptedAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path,
+    scripted_airflow: ScriptedAirflow,
+    waiting_experiment: tuple[MlflowStore, dict[str, Any]],
+    mlflow_url: str,
 ) -> None:
-    store, wanted = recorded
-    with serve_with_airflow(home, little_airflow, store) as served:
+    store, wanted = waiting_experiment
+    with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(WAITING, json=wanted).json()["job"]
         wait_for_job(served, job["id"], "waiting", "4 cells wait for a judge.")
         experiment = store.experiment(wanted["experiment"])
@@ -97,10 +100,13 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
 
 @pytest.mark.process
 def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
-    home: Path, little_airflow: ScriptedAirflow, recorded: tuple[MlflowStore, dict[str, Any]], mlflow_url: str
+    home: Path,
+    scripted_airflow: ScriptedAirflow,
+    waiting_experiment: tuple[MlflowStore, dict[str, Any]],
+    mlflow_url: str,
 ) -> None:
-    store, wanted = recorded
-    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **airflow_environment(little_airflow)}) as panel:
+    store, wanted = waiting_experiment
+    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url, **airflow_environment(scripted_airflow)}) as panel:
         job = panel.client.post(WAITING, json=wanted).json()["job"]
         panel.wait_until(job["id"], lambda now: now["job"]["state"] == "waiting")
         panel.kill()
@@ -110,15 +116,15 @@ def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
         panel.start()
         assert panel.wait_for_end(job["id"])["job"]["state"] == "succeeded"
         assert PASSWORD not in panel.stderr
-    assert little_airflow.count("POST", "dagRuns") == 1
-    assert little_airflow.count("PATCH", "hitlDetails") == 1
+    assert scripted_airflow.count("POST", "dagRuns") == 1
+    assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
 # without blocking other jobs
 
 
-def test_other_jobs_run_while_one_waits(home: Path, little_airflow: ScriptedAirflow) -> None:
-    with serve_with_airflow(home, little_airflow, answered_store()) as served:
+def test_other_jobs_run_while_one_waits(home: Path, scripted_airflow: ScriptedAirflow) -> None:
+    with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(2)]
         for job_id in waiting:
             wait_for_job(served, job_id, "waiting")
@@ -130,11 +136,11 @@ def test_other_jobs_run_while_one_waits(home: Path, little_airflow: ScriptedAirf
 
 
 def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
-    home: Path, little_airflow: ScriptedAirflow
+    home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
     store = answered_store()
     experiment = store.ensure_experiment(EXPERIMENT)
-    with serve_with_airflow(home, little_airflow, store) as served:
+    with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
         wait_for_job(served, job["id"], "waiting")
         assert served.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
@@ -149,7 +155,7 @@ def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
 # counted cheaply
 
 
-class Counting(MemoryStore):
+class CountingStore(MemoryStore):
     """Counts how often runs are read."""
 
     reads = 0
@@ -169,7 +175,7 @@ def waiting_job(home: Path) -> Job:
 
 
 def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
-    store, now = Counting(), [0.0]
+    store, now = CountingStore(), [0.0]
     experiment = record_cells(store)
     store.mark_changed(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)

@@ -34,9 +34,19 @@ from tipbench.workflows.judging import SheetRequest
 
 pytestmark = pytest.mark.simulation
 WORLDS = 6
-VARYING = ("applied", "held", "unfinished", "unchecked", "changed", "blank", "changes")  # the attacker's own doing
+CHOSEN_BY_ATTACKER = (
+    "applied",
+    "held",
+    "unfinished",
+    "unchecked",
+    "changed",
+    "blank",
+    "changes",
+)  # the attacker's own doing
 MODELS = ("alpha:135m", "beta:1b")
-CLOCK = 0.05  # a smaller difference of what is read and written is far below the variation of an apply's time
+TIMER_RESOLUTION = (
+    0.05  # a smaller difference of what is read and written is far below the variation of an apply's time
+)
 
 
 class CountingStore(SeededStore):
@@ -81,7 +91,7 @@ class Attacker:
         )
         return self.sheets[-1]
 
-    def refreshed(self, sheet: StoredSheet) -> StoredSheet:
+    def reload_sheet(self, sheet: StoredSheet) -> StoredSheet:
         """Returns the sheet as it is stored now."""
         where = self.driver.experiment
         return next(each for each in stored_sheets(self.store, where) if each.sheet.id == sheet.sheet.id)
@@ -112,10 +122,10 @@ class Attacker:
             result = apply_sheet(self.store, self.driver.experiment.name, raw, options)
         except Forbidden as exc:
             return str(exc.code)
-        seen = {key: value for key, value in result.items() if key not in VARYING}
+        seen = {key: value for key, value in result.items() if key not in CHOSEN_BY_ATTACKER}
         return f"{sorted(self.store.calls.items())} {seen}"
 
-    def hits(self, suspicion: Mapping[str, float]) -> tuple[int, float, float]:
+    def count_hits(self, suspicion: Mapping[str, float]) -> tuple[int, float, float]:
         """Returns the controls found on the suspected sheets, and mean and variance when guessing blindly there."""
         found, mean, variance = 0, 0.0, 0.0
         for sheet in self.sheets:
@@ -131,7 +141,7 @@ class Attacker:
         return found, mean, variance
 
 
-def unusual(observed: Mapping[str, str]) -> dict[str, float]:
+def rarity(observed: Mapping[str, str]) -> dict[str, float]:
     """Rare observations are suspicious."""
     count = Counter(observed.values())
     return {item: -count[seen] for item, seen in observed.items()}
@@ -139,7 +149,7 @@ def unusual(observed: Mapping[str, str]) -> dict[str, float]:
 
 def by_previews(attacker: Attacker) -> dict[str, float]:
     raw = fill(attacker.sheet, honest)
-    return unusual({item["item"]: attacker.send({**raw, "items": [item]}, dry_run=True) for item in raw["items"]})
+    return rarity({item["item"]: attacker.send({**raw, "items": [item]}, dry_run=True) for item in raw["items"]})
 
 
 def by_partial_fills(attacker: Attacker) -> dict[str, float]:
@@ -152,7 +162,7 @@ def by_partial_fills(attacker: Attacker) -> dict[str, float]:
         done = [*done, item]
         seen = attacker.send({**raw, "items": done})
         observed[item["item"]] = seen.replace(f"('get', {number + 4})", "('get', as many as items)")
-    return unusual(observed)
+    return rarity(observed)
 
 
 def by_revisions(attacker: Attacker) -> dict[str, float]:
@@ -174,7 +184,7 @@ def by_pooled_numbers(attacker: Attacker) -> dict[str, float]:
     attacker.send(fill(attacker.sheet, honest), final=True)
     record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
     raw = fill(attacker.export("anna"), always(5))
-    return unusual({item["item"]: attacker.send_alone(raw, item, final=True)[0] for item in raw["items"]})
+    return rarity({item["item"]: attacker.send_alone(raw, item, final=True)[0] for item in raw["items"]})
 
 
 def by_long_notes_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
@@ -188,7 +198,7 @@ def by_long_notes_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
     raw = fill(attacker.sheet, honest)
     sizes = {item["item"]: attacker.send_alone(raw, item)[1] for item in raw["items"]}
     usual = median(sizes.values())
-    return {item: max(0.0, (1 - CLOCK) * usual - size) for item, size in sizes.items()}
+    return {item: max(0.0, (1 - TIMER_RESOLUTION) * usual - size) for item, size in sizes.items()}
 
 
 def by_scores_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
@@ -196,7 +206,7 @@ def by_scores_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
     raw = fill(attacker.export("ben"), always(3))
     attacker.send({**raw, "items": raw["items"][:-1]}, judge="ben")
     raw = fill(attacker.sheet, always(3))
-    return unusual({item["item"]: attacker.send_alone(raw, item)[0] for item in raw["items"]})
+    return rarity({item["item"]: attacker.send_alone(raw, item)[0] for item in raw["items"]})
 
 
 def by_duels(attacker: Attacker) -> dict[str, float]:
@@ -224,7 +234,7 @@ def by_presence(attacker: Attacker) -> dict[str, float]:
 
 def _on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
     """Of the items that the judge has scored, or left open, on the first sheet: those that come again."""
-    scored_items, suspicion = attacker.refreshed(attacker.sheet).scores, by_presence(attacker)
+    scored_items, suspicion = attacker.reload_sheet(attacker.sheet).scores, by_presence(attacker)
     own = (entry.item.id for entry in attacker.sheet.entries)
     return {item: suspicion[item] - 1 for item in own if (item in scored_items) is scored}
 
@@ -328,7 +338,7 @@ COMPARISONS = (
 
 
 def check_bound(attackers: Sequence[Attacker], strategy: Callable[[Attacker], dict[str, float]]) -> None:
-    parts = [attacker.hits(strategy(attacker)) for attacker in attackers]
+    parts = [attacker.count_hits(strategy(attacker)) for attacker in attackers]
     hits, mean, variance = map(sum, zip(*parts, strict=True))
     assert sum(attacker.requests for attacker in attackers) <= 2000
     assert hits <= mean + 3 * sqrt(variance), f"{strategy.__name__}: {hits} hits, {mean:.1f} by chance"
@@ -386,4 +396,4 @@ def test_the_attacker_finds_controls_that_are_visible() -> None:
     attacker = Attacker(1)
     kinds = {entry.item.id: str(entry.kind) for entry in attacker.sheet.entries}
     controls = sum(kind == "control" for kind in kinds.values())
-    assert attacker.hits(unusual(kinds))[0] == controls
+    assert attacker.count_hits(rarity(kinds))[0] == controls

@@ -31,7 +31,7 @@ from web.panels import API, ServedPanel, serve_panel
 
 
 @dataclass(frozen=True)
-class Seen:
+class JudgeView:
     """What one of the two worlds shows, without the times, and who wrote what there."""
 
     shown: Any
@@ -40,17 +40,19 @@ class Seen:
     authors: Mapping[str, str]
 
 
-def timeless(value: Any) -> Any:
+def without_times(value: Any) -> Any:
     if isinstance(value, dict):
         dated = ("opened", "updated", "closed", "seconds", "minutes_per_item")
-        return {key: timeless(each) for key, each in value.items() if key not in dated}
-    return [timeless(each) for each in value] if isinstance(value, list) else value
+        return {key: without_times(each) for key, each in value.items() if key not in dated}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
-def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]) -> Seen:
+def view_as_judge(
+    home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]
+) -> JudgeView:
     """A judge's work in a world where chance always falls the same, and only the names are as given."""
-    dice, number = random.Random(4), count()
-    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
+    rng, number = random.Random(4), count()
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
     monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(5))
 
     def write(_cell: PlannedCell, _rng: random.Random) -> str:
@@ -64,20 +66,20 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
         sheet = judge_client.open()["sheet"]
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
-        shown = timeless(judge_client.get_batch(sheet))
+        shown = without_times(judge_client.get_batch(sheet))
         judge_client.submit(fill(stored_sheet(served, sheet)))
-        outcome = timeless(judge_client.close(sheet).json())
+        outcome = without_times(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
-    return Seen(shown, tuple(files), outcome, authors)
+    return JudgeView(shown, tuple(files), outcome, authors)
 
 
 def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same texts, same chance, names exchanged: every item, id, place and number has to be the same."""
-    first = look_at(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
-    second = look_at(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
+    first = view_as_judge(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
+    second = view_as_judge(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
     assert first.authors.keys() == second.authors.keys()
     assert all(author != second.authors[run_id] for run_id, author in first.authors.items())
     assert first.shown == second.shown
@@ -86,7 +88,7 @@ def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnBatch:
     """A batch as its judge has it, and the key to it."""
 
     items: Sequence[Mapping[str, Any]]
@@ -109,7 +111,7 @@ BATCHES_DRAWN = 20
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[DrawnBatch]:
     """Batches of many judges, over HTTP."""
     store = MemoryStore()
     experiment = record_cells(store, suite=marked_suite(), models=MODELS)
@@ -121,11 +123,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
         for number in range(BATCHES_DRAWN):
             judge_client = JudgeClient.create(served, f"judge-{number}")
             sheet = judge_client.open()["sheet"]
-            found.append(Drawn(judge_client.get_batch(sheet)["items"], stored_sheet(served, sheet), models))
+            found.append(DrawnBatch(judge_client.get_batch(sheet)["items"], stored_sheet(served, sheet), models))
     return found
 
 
-def lean(rows: Sequence[Sequence[bool]]) -> float:
+def rank_deviation(rows: Sequence[Sequence[bool]]) -> float:
     """How far the marked ones stand to one end, in standard deviations of what chance does (rank sums)."""
     off, spread = 0.0, 0.0
     for row in rows:
@@ -147,21 +149,21 @@ def clustering(rows: Sequence[Sequence[bool]]) -> float:
 
 
 @pytest.mark.parametrize("what", [MODELS[0], "control"])
-def test_neither_position_nor_id_reveals_the_model_or_a_control(drawn: list[Drawn], what: str) -> None:
-    for rows in ([each.marks(what) for each in drawn], [each.by_id(what) for each in drawn]):
+def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[DrawnBatch], what: str) -> None:
+    for rows in ([each.marks(what) for each in batches], [each.by_id(what) for each in batches]):
         assert sum(map(sum, rows)) > BATCHES_DRAWN
-        assert abs(lean(rows)) < 5.5
+        assert abs(rank_deviation(rows)) < 5.5
         assert abs(clustering(rows)) < 6
-    assert abs(lean([sorted(row) for row in rows])) > 5.5  # it would be seen
+    assert abs(rank_deviation([sorted(row) for row in rows])) > 5.5  # it would be seen
     assert abs(clustering([sorted(row) for row in rows])) > 6
 
 
-def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None:
-    ids = [item["item"] for each in drawn for item in each.items]
+def test_no_id_is_ever_given_twice_or_made_of_a_runs(batches: list[DrawnBatch]) -> None:
+    ids = [item["item"] for each in batches for item in each.items]
     assert len(set(ids)) == len(ids)
     assert {len(item) for item in ids} == {12}
     assert {re.sub("[0-9a-f]", "", item) for item in ids} == {""}
-    for each in drawn:
+    for each in batches:
         runs = {entry.item.id: entry.run_id or "" for entry in each.judging.entries}
         assert not any(item in run or run[:10] in item for item, run in runs.items() if run)
 
@@ -169,25 +171,25 @@ def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None
 # what a control is known by
 
 
-def shape(value: Any) -> Any:
+def field_types(value: Any) -> Any:
     """The fields and their types, without values."""
     if isinstance(value, Mapping):
-        return tuple((key, shape(each)) for key, each in value.items())
-    return tuple(shape(each) for each in value) if isinstance(value, list) else type(value).__name__
+        return tuple((key, field_types(each)) for key, each in value.items())
+    return tuple(field_types(each) for each in value) if isinstance(value, list) else type(value).__name__
 
 
-def split(each: Drawn) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def split_controls(each: DrawnBatch) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The items that are controls, and the others."""
     marks = each.marks("control")
     items = list(zip(each.items, marks, strict=True))
     return [item for item, marked in items if marked], [item for item, marked in items if not marked]
 
 
-def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(drawn: list[Drawn]) -> None:
-    for each in drawn:
-        controls, others = split(each)
+def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(batches: list[DrawnBatch]) -> None:
+    for each in batches:
+        controls, others = split_controls(each)
         assert controls
-        assert {shape(item) for item in controls} <= {shape(item) for item in others}
+        assert {field_types(item) for item in controls} <= {field_types(item) for item in others}
         cards = {json.dumps(item["scenario"], sort_keys=True) for item in others}
         assert {json.dumps(item["scenario"], sort_keys=True) for item in controls} <= cards
         assert {json.dumps(item["answer"] | {"tips": []}) for item in each.items} == {
@@ -196,20 +198,20 @@ def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(drawn: list[D
         }
 
 
-def test_a_control_has_the_flags_and_rationales_of_an_ordinary_item(drawn: list[Drawn]) -> None:
-    for each in drawn:
-        controls, others = split(each)
-        assert {looks(item) for item in controls} <= {looks(item) for item in others}
+def test_a_control_has_the_flags_and_rationales_of_an_ordinary_item(batches: list[DrawnBatch]) -> None:
+    for each in batches:
+        controls, others = split_controls(each)
+        assert {visible_flags(item) for item in controls} <= {visible_flags(item) for item in others}
 
 
-def looks(item: Mapping[str, Any]) -> tuple[Any, ...]:
+def visible_flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(bool(tip["rationale"]) for tip in item["tips"])
 
 
 # how a control is treated
 
 
-def pair_of(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def find_alike_items(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """A batch of the judge's, and of it a control and an answer with the same flags."""
     sheet = judge_client.open()["sheet"]
     items = judge_client.get_batch(sheet)["items"]
@@ -226,7 +228,7 @@ def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(tip["overlong"] for tip in item["tips"])
 
 
-def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
+def judge_in_steps(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
     """All that is answered while an item is judged, without what names it."""
     own = item["item"]
     tips = scored_tips(item, note="n")
@@ -242,14 +244,15 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
         judge_client.put(sheet, own, 4, "empty"),
     ]
     return [
-        (response.status_code, timeless(json.loads(response.text.replace(own, "the item")))) for response in responses
+        (response.status_code, without_times(json.loads(response.text.replace(own, "the item"))))
+        for response in responses
     ]
 
 
 def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
-    sheet, control, other = pair_of(judge_client)
-    first, second = life_of(judge_client, sheet, control), life_of(judge_client, sheet, other)
+    sheet, control, other = find_alike_items(judge_client)
+    first, second = judge_in_steps(judge_client, sheet, control), judge_in_steps(judge_client, sheet, other)
     assert [status for status, _ in first] == [422, 200, 422, 409, 200, 200, 200, 200, 200]
     assert first == second
 
@@ -258,7 +261,7 @@ def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: S
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
         judge_client = JudgeClient.create(served, name)
-        sheet, control, other = pair_of(judge_client)
+        sheet, control, other = find_alike_items(judge_client)
         item = control if hidden else other
         judge_client.put(sheet, item["item"], 0, "submitted", tips=scored_tips(item))
         outcome = judge_client.close(sheet).json()["outcome"]
@@ -271,7 +274,7 @@ def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: S
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
         judge_client = JudgeClient.create(served, name)
-        sheet, control, other = pair_of(judge_client)
+        sheet, control, other = find_alike_items(judge_client)
         item = control if hidden else other
         url = f"{API}/judge/{EXPERIMENT}"
         raw = served.post(f"{url}/sheets", token=judge_client.token, json={"sheet": sheet}).json()

@@ -31,7 +31,7 @@ def detector(home: Path) -> Iterator[LeakDetector]:
         yield made
 
 
-def places(detector: LeakDetector, sheet: str, item: str) -> dict[str, str]:
+def path_values(detector: LeakDetector, sheet: str, item: str) -> dict[str, str]:
     """Return an existing value for every path parameter."""
     served = detector.served
     experiment = served.store.experiment(EXPERIMENT)
@@ -54,7 +54,7 @@ def places(detector: LeakDetector, sheet: str, item: str) -> dict[str, str]:
     }
 
 
-def knocks(served: ServedPanel, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def route_paths(served: ServedPanel, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Return every route with existing values in its path."""
     for method, path in route_list(served.app):
         yield method, re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
@@ -63,7 +63,7 @@ def knocks(served: ServedPanel, real: Mapping[str, str]) -> Iterator[tuple[str, 
 def test_no_route_answers_a_judge_with_anything_that_unblinds(detector: LeakDetector) -> None:
     served, judge_client = detector.served, detector.judge_client
     sheet, item = first_item(judge_client)
-    requests = sorted(set(knocks(served, places(detector, sheet, item["item"]))))
+    requests = sorted(set(route_paths(served, path_values(detector, sheet, item["item"]))))
     assert len(requests) > 60
     for method, path in requests:
         served.request(method, path, token=served.judge, headers=JSON)

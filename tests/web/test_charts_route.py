@@ -41,7 +41,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
 
 
 @pytest.fixture
-def changing(home: Path) -> Iterator[ServedPanel]:
+def own_panel(home: Path) -> Iterator[ServedPanel]:
     """One for a test alone."""
     with judged_panel(home) as served:
         yield served
@@ -55,7 +55,7 @@ def test_every_chart_is_a_picture_in_its_colours(judged: ServedPanel) -> None:
         assert f'fill="{theme.background}"' in response.text
 
 
-def real_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
+def rendered_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
     svg = to_svg(DRAWN[kind].draw(made, narrow=narrow))
     found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     assert found
@@ -67,18 +67,18 @@ def real_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[floa
 def test_the_predicted_size_is_close_to_the_real_one(name: str, narrow: bool) -> None:
     made = BOARDS[name]
     for kind in kinds_of(made):
-        predicted, real = chart_size(kind, made, narrow=narrow), real_size(made, kind, narrow=narrow)
+        predicted, real = chart_size(kind, made, narrow=narrow), rendered_size(made, kind, narrow=narrow)
         for mine, theirs in zip(predicted, real, strict=True):
             assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, predicted, real)
 
 
-def test_a_chart_is_drawn_once_for_a_revision(changing: ServedPanel) -> None:
-    charts = changing.panel.queries.charts
-    first = changing.get(f"{CHARTS}/forest.svg").content
-    assert changing.get(f"{CHARTS}/forest.svg").content == first
+def test_a_chart_is_drawn_once_for_a_revision(own_panel: ServedPanel) -> None:
+    charts = own_panel.panel.queries.charts
+    first = own_panel.get(f"{CHARTS}/forest.svg").content
+    assert own_panel.get(f"{CHARTS}/forest.svg").content == first
     assert charts.misses == 1
-    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
-    changing.get(f"{CHARTS}/forest.svg")
+    own_panel.store.mark_changed(driver_of(own_panel).experiment.experiment_id)
+    own_panel.get(f"{CHARTS}/forest.svg")
     assert charts.misses == 2
 
 
@@ -120,9 +120,9 @@ def test_an_unknown_chart_is_refused(judged: ServedPanel) -> None:
 
 
 def test_without_the_extra_the_response_has_the_install_command(
-    changing: ServedPanel, monkeypatch: pytest.MonkeyPatch
+    own_panel: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
-    response = changing.get(f"{CHARTS}/forest.svg")
-    assert changing.error(response) == (400, "misused")
+    response = own_panel.get(f"{CHARTS}/forest.svg")
+    assert own_panel.error(response) == (400, "misused")
     assert "pip install" in response.json()["error"]["message"]

@@ -26,7 +26,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait only briefly for a slot."""
     monkeypatch.setattr(security, "SHEET_REQUEST_WAIT_S", 0.1)
     monkeypatch.setattr(security, "FILLED_SHEET_WAIT_S", 0.1)
@@ -39,7 +39,7 @@ def served(home: Path) -> Iterator[ServedPanel]:
 
 
 @contextmanager
-def under_way(served: ServedPanel, token: str, times: int = 1) -> Iterator[None]:
+def occupy_slots(served: ServedPanel, token: str, times: int = 1) -> Iterator[None]:
     """The number of slow requests of a token that have not ended."""
     known = served.panel.authenticator.by_token(token, "test")
     portal = served.client.portal
@@ -62,33 +62,33 @@ def test_a_judges_parallel_reads_wait_without_slowing_others_down(
         for identity in (judge, admin):
             for _ in range(security.MAX_JUDGE_REQUESTS):
                 stack.enter_context(portal.wrap_async_context_manager(served.panel.concurrency.request(identity)))
-        assert busy(served, served.get(batches, token=served.judge))
+        assert is_busy(served, served.get(batches, token=served.judge))
         assert served.get(batches).status_code == 200
     assert served.get(batches, token=served.judge).status_code == 200
 
 
-def busy(served: ServedPanel, response: Any) -> bool:
+def is_busy(served: ServedPanel, response: Any) -> bool:
     assert served.error(response) == (429, "busy"), response.text
     return int(response.headers["retry-after"]) > 0
 
 
 def test_a_judges_second_slow_request_is_rejected_until_the_first_ends(served: ServedPanel) -> None:
     sheets = f"{API}/judge/{EXPERIMENT}/sheets"
-    with under_way(served, served.judge):
-        assert busy(served, served.post(sheets, token=served.judge))
-        assert busy(served, served.post(APPLY, token=served.judge, content=b"{", headers=JSON))
+    with occupy_slots(served, served.judge):
+        assert is_busy(served, served.post(sheets, token=served.judge))
+        assert is_busy(served, served.post(APPLY, token=served.judge, content=b"{", headers=JSON))
     assert served.post(sheets, token=served.judge).status_code == 201
 
 
 def test_an_admin_has_more_slots_than_a_judge(served: ServedPanel) -> None:
-    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS - 1):
+    with occupy_slots(served, served.admin, MAX_ADMIN_SHEET_REQUESTS - 1):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
-    with under_way(served, served.admin, MAX_ADMIN_SHEET_REQUESTS):
-        assert busy(served, served.post(APPLY, content=b"{", headers=JSON))
+    with occupy_slots(served, served.admin, MAX_ADMIN_SHEET_REQUESTS):
+        assert is_busy(served, served.post(APPLY, content=b"{", headers=JSON))
 
 
 def test_each_judge_has_its_own_slots(served: ServedPanel) -> None:
-    with under_way(served, served.judge):
+    with occupy_slots(served, served.judge):
         assert served.post(APPLY, content=b"{", headers=JSON).status_code == 422
 
 
@@ -119,8 +119,8 @@ def test_the_body_is_not_read_without_a_slot(served: ServedPanel, path: str) -> 
         read.append("some")
         yield b"--b--"
 
-    with under_way(served, served.judge):
-        assert busy(served, served.post(path, token=None, content=body(), headers=MULTIPART))
+    with occupy_slots(served, served.judge):
+        assert is_busy(served, served.post(path, token=None, content=body(), headers=MULTIPART))
     assert read == []
 
 
@@ -167,7 +167,7 @@ def test_a_response_after_the_fixed_time_is_sent_at_a_random_moment() -> None:
     assert 4.0 < max(times) <= 2.5 + JUDGES_RESPONSE_S
 
 
-class Waits:
+class RecordedSleep:
     """Replaces the wait before a judge's response: records it, and what others could do at that moment."""
 
     def __init__(self, served: ServedPanel) -> None:
@@ -194,27 +194,27 @@ def test_a_judges_apply_and_close_wait_without_lock_and_slot_for_sheets(
     monkeypatch.setattr(deps, "JUDGING_WAIT_S", 0.1)
     base = f"{API}/judge/{EXPERIMENT}"
     with serve_panel(home, answered_store()) as served:
-        waits = Waits(served)
+        sleep = RecordedSleep(served)
 
         def post(path: str, expected: int, **body: Any) -> float:
             """Send a judge's request and return when its response would be sent; nothing really waits."""
             started = time.perf_counter()
             response = served.post(path, token=served.judge, **body)
             assert response.status_code == expected, response.text
-            return time.perf_counter() - started + waits.seconds.pop()
+            return time.perf_counter() - started + sleep.seconds.pop()
 
         batch = served.post(f"{base}/batches", token=served.judge).json()["batch"]
         filled = served.post(f"{base}/sheets", token=served.judge).json()
         for item in filled["items"]:
             for tip in item["tips"]:
                 tip["scores"] = dict.fromkeys(tip["scores"], 3)
-        assert waits.seconds == []  # an export is not delayed
+        assert sleep.seconds == []  # an export is not delayed
         quick = post(f"{base}/apply", 422, content=b"{", headers=JSON)  # nothing is read or written
         slow = post(f"{base}/apply", 200, content=json.dumps(filled).encode(), headers=JSON)
         closed = post(f"{base}/batches/{batch['sheet']}/close", 200)
         assert min(quick, slow, closed) >= JUDGES_RESPONSE_S
         served.post(f"{base}/apply", content=b"{", headers=JSON)
-        assert waits.seconds == []  # an admin's response is not delayed
+        assert sleep.seconds == []  # an admin's response is not delayed
 
 
 @pytest.mark.parametrize(("most", "statuses"), [(0, [429, 429]), (1, [422, 422])])

@@ -12,20 +12,20 @@ from tipbench.web.errors import STATUSES_AND_CODES
 from web.panels import API, EXPERIMENT, ServedPanel
 
 
-def tree(kind: type[errors.TipbenchError]) -> Iterator[type[errors.TipbenchError]]:
+def subclasses(kind: type[errors.TipbenchError]) -> Iterator[type[errors.TipbenchError]]:
     yield kind
     for sub in kind.__subclasses__():
         if sub.__module__ == "tipbench.errors":
-            yield from tree(sub)
+            yield from subclasses(sub)
 
 
-def kind_of(kind: type[errors.TipbenchError]) -> tuple[int, str]:
+def status_and_code(kind: type[errors.TipbenchError]) -> tuple[int, str]:
     return next((status, code) for known, status, code in STATUSES_AND_CODES if issubclass(kind, known))
 
 
 def test_every_exception_of_the_tree_has_a_status() -> None:
     chosen = {known for known, _, _ in STATUSES_AND_CODES}
-    assert set(tree(errors.TipbenchError)) <= chosen
+    assert set(subclasses(errors.TipbenchError)) <= chosen
 
 
 def test_a_subclass_is_matched_before_its_parent() -> None:
@@ -47,7 +47,7 @@ def test_each_kind_of_failure_has_its_http_status() -> None:
         (errors.SheetRefused, 422),
     ]
     for kind, status in cases:
-        assert kind_of(kind)[0] == status
+        assert status_and_code(kind)[0] == status
 
 
 def test_a_wrong_value_is_named_by_its_place_and_shown(served: ServedPanel) -> None:

@@ -46,11 +46,11 @@ def test_frequent_anonymous_requests_do_not_reach_an_unavailable_mlflow_often(
 ) -> None:
     requests: list[str] = []
 
-    def away(name: str) -> None:
+    def fail(name: str) -> None:
         requests.append(name)
         raise MlflowUnavailable("MLflow does not answer.")
 
-    monkeypatch.setattr(served.store, "experiment", away)
+    monkeypatch.setattr(served.store, "experiment", fail)
     errors = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
     assert (set(errors), len(requests)) == ({(503, "not_ready")}, 1)
 

@@ -29,13 +29,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePages]:
         yield found
 
 
-def judges(served: ServedPanel, query: str = "") -> str:
+def get_judges_page(served: ServedPanel, query: str = "") -> str:
     response = served.get(JUDGES + query, headers=HTML)
     assert response.status_code == 200, response.text
     return str(response.text)
 
 
-def send(served: ServedPanel, place: str, fields: dict[str, str], **options: Any) -> Any:
+def post_form(served: ServedPanel, place: str, fields: dict[str, str], **options: Any) -> Any:
     return served.post(f"{JUDGES}/{place}", data=fields, headers=HTML, **options)
 
 
@@ -131,7 +131,7 @@ def test_without_answers_the_page_shows_how_to_collect(empty: ServedPanel) -> No
 
 
 def test_without_judges_the_page_shows_the_next_step(served: ServedPanel) -> None:
-    text = page_text(judges(served))
+    text = page_text(get_judges_page(served))
     assert "No scores count yet." in text
     assert "No sheets yet." in text
 
@@ -140,9 +140,9 @@ def test_without_judges_the_page_shows_the_next_step(served: ServedPanel) -> Non
 
 
 def test_an_exported_sheet_has_the_requested_format(served: ServedPanel) -> None:
-    response = send(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
+    response = post_form(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
     assert response.status_code == 303
-    page = judges(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
+    page = get_judges_page(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
     link = re.search(r'class="button primary small" href="([^"]+)"[^>]*>Download CSV', page)
     assert link
     file = served.get(link[1])
@@ -163,7 +163,7 @@ def test_a_download_has_the_bytes_of_the_api(served: ServedPanel) -> None:
 
 def test_the_options_of_the_form_are_those_of_the_sheet(served: ServedPanel) -> None:
     driver_of(served).judged_by("anna", everything=True)
-    response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
+    response = post_form(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
     judging = find_sheet(served.store, driver_of(served).experiment, sheet[1])
@@ -182,7 +182,7 @@ def test_an_invalid_field_is_reported_at_its_place(served: ServedPanel) -> None:
         ({"format": "xml"}, "format", "json"),
     ]
     for fields, field, words in cases:
-        response = send(served, "export", {"judge": "anna", **fields})
+        response = post_form(served, "export", {"judge": "anna", **fields})
         assert response.status_code == 422
         error = re.search(rf'id="{field}-error">(.*?)</p>', response.text, re.DOTALL)
         assert error
@@ -193,14 +193,14 @@ def test_an_invalid_field_is_reported_at_its_place(served: ServedPanel) -> None:
 
 def test_without_pending_cells_the_page_shows_it(served: ServedPanel) -> None:
     driver_of(served).judged_by("anna", everything=True)
-    response = send(served, "export", {"judge": "anna"})
+    response = post_form(served, "export", {"judge": "anna"})
     assert response.status_code == 409
     assert "No sheet created" in response.text
     assert "all 48 answers are scored" in response.text
 
 
 def test_a_focus_without_a_tie_is_reported(served: ServedPanel) -> None:
-    response = send(served, "export", {"focus": "true"})
+    response = post_form(served, "export", {"focus": "true"})
     assert (response.status_code, "focus needs judged cells" in response.text) == (409, True)
 
 
@@ -214,9 +214,9 @@ def test_a_sheet_that_is_not_there_is_not_found(served: ServedPanel) -> None:
 
 def test_a_held_sheet_counts_once_a_reason_is_given(served: ServedPanel) -> None:
     sheet = held_sheet(served)
-    response = send(served, "accept", {"sheet": sheet, "reason": "she was <b>right</b>"})
+    response = post_form(served, "accept", {"sheet": sheet, "reason": "she was <b>right</b>"})
     assert response.status_code == 303
-    page = judges(served, f"?accepted={sheet}")
+    page = get_judges_page(served, f"?accepted={sheet}")
     assert f"The scores of sheet {sheet} count now" in page
     assert "she was &lt;b&gt;right&lt;/b&gt;" in page
     assert all(run.state == "judged" for run in driver_of(served).cells().values())
@@ -225,7 +225,7 @@ def test_a_held_sheet_counts_once_a_reason_is_given(served: ServedPanel) -> None
 def test_a_held_sheet_is_not_accepted_without_a_reason(served: ServedPanel) -> None:
     sheet = held_sheet(served)
     for reason in ("", "  ", "two\nlines"):
-        response = send(served, "accept", {"sheet": sheet, "reason": reason})
+        response = post_form(served, "accept", {"sheet": sheet, "reason": reason})
         assert response.status_code == 422
         assert "a reason on one line" in response.text
     assert all(run.state == "pending" for run in driver_of(served).cells().values())
@@ -233,7 +233,7 @@ def test_a_held_sheet_is_not_accepted_without_a_reason(served: ServedPanel) -> N
 
 def test_only_a_held_sheet_is_accepted(served: ServedPanel) -> None:
     applied = driver_of(served).judged_by("anna", limit=6)
-    response = send(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
+    response = post_form(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
     assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
 
 
@@ -247,16 +247,16 @@ def test_an_error_of_mlflow_while_starting_a_judge_is_shown_as_a_conflict(
         raise MlflowError("MLflow returned an error.", status=0)
 
     monkeypatch.setattr("tipbench.web.panel.judges.start_judge", fail)
-    page = send(served, "run", {"with": "rules"})
+    page = post_form(served, "run", {"with": "rules"})
     assert page.status_code == 409
     assert "MLflow returned an error." in page.text
 
 
 def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: ServedPanel) -> None:
-    again = re.search(r'name="again" value="([\w-]+)"', judges(served))
+    again = re.search(r'name="again" value="([\w-]+)"', get_judges_page(served))
     assert again
     places = {
-        send(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
+        post_form(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
         for _ in range(3)
     }  # fmt: skip
     assert len(places) == 1
@@ -265,14 +265,14 @@ def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: ServedP
 
 
 def test_a_local_model_may_judge(served: ServedPanel) -> None:
-    response = send(served, "run", {"with": "ollama", "model": "alpha:135m"})
+    response = post_form(served, "run", {"with": "ollama", "model": "alpha:135m"})
     assert (response.status_code, response.headers["location"].startswith("/jobs/")) == (303, True)
 
 
 def test_an_invalid_automatic_judge_is_reported_on_the_page(served: ServedPanel) -> None:
     cases: list[dict[str, str]] = [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}]
     for fields in cases:
-        response = send(served, "run", fields)
+        response = post_form(served, "run", fields)
         assert response.status_code in (403, 422)
         assert "Request failed" in response.text
         assert served.get(f"{API}/jobs").json()["items"] == []

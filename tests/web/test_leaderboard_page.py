@@ -69,7 +69,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
 
 
 @pytest.fixture
-def changing(home: Path) -> Iterator[ServedPanel]:
+def own_panel(home: Path) -> Iterator[ServedPanel]:
     """One for a test alone."""
     with judged_panel(home, n_scenarios=2) as served:
         yield served
@@ -80,13 +80,13 @@ def board_of(served: ServedPanel, query: str = "") -> dict[str, object]:
     return found
 
 
-def names_of(page: Page) -> list[str]:
+def shown_rows(page: Page) -> list[str]:
     """The rows of the table as they stand, by where they lead."""
     rows = [dict(query_of(link)) for link in page.links(f"{BOARD}/pairs")]
     return [f"{row['model']}/{row['prompt']}" for row in rows]
 
 
-def order_of(board: dict[str, object]) -> list[str]:
+def board_rows(board: dict[str, object]) -> list[str]:
     rows: list[dict[str, str]] = board["standings"]  # type: ignore[assignment]
     return [f"{row['model']}/{row['prompt_version']}" for row in rows]
 
@@ -100,7 +100,7 @@ def test_the_verdict_comes_before_the_tables(judged: ServedPanel) -> None:
 def test_the_rows_are_those_of_the_json_in_its_order(judged: ServedPanel) -> None:
     for query in QUERIES:
         if "sort" not in query and "provisional" not in query:
-            assert names_of(get_page(judged, f"{BOARD}?{query}")) == order_of(board_of(judged, query))
+            assert shown_rows(get_page(judged, f"{BOARD}?{query}")) == board_rows(board_of(judged, query))
 
 
 def test_every_link_to_the_board_has_the_same_query(judged: ServedPanel) -> None:
@@ -207,7 +207,7 @@ def test_unchecked_models_and_prompts_are_left_out_by_the_url(judged: ServedPane
 def test_a_baseline_that_is_not_a_row_is_dropped_with_a_message(judged: ServedPanel) -> None:
     page = get_page(judged, f"{BOARD}?baseline=no/pair")
     assert "The pair no/pair is not on this board" in page.text
-    assert len(names_of(page)) == 6
+    assert len(shown_rows(page)) == 6
 
 
 def test_ranking_models_drops_a_baseline_that_is_a_pair(judged: ServedPanel) -> None:
@@ -233,8 +233,8 @@ def test_a_column_sorts_by_the_url_in_both_directions(judged: ServedPanel) -> No
         len(better.all("th", **{"aria-sort": "descending"})) == len(worse.all("th", **{"aria-sort": "ascending"})) == 1
     )
     values = {f"{row['model']}/{row['prompt_version']}": row["composite"] for row in board_of(judged)["standings"]}  # type: ignore[attr-defined]
-    assert [values[name] for name in names_of(better)] == sorted(values.values(), reverse=True)
-    assert [values[name] for name in names_of(worse)] == sorted(values.values())
+    assert [values[name] for name in shown_rows(better)] == sorted(values.values(), reverse=True)
+    assert [values[name] for name in shown_rows(worse)] == sorted(values.values())
 
 
 def test_the_head_of_a_sorted_column_leads_to_the_other_order(judged: ServedPanel) -> None:
@@ -245,7 +245,7 @@ def test_the_head_of_a_sorted_column_leads_to_the_other_order(judged: ServedPane
 
 def test_an_invalid_order_is_ignored_with_a_message(judged: ServedPanel) -> None:
     page = get_page(judged, f"{BOARD}?sort=-beauty")
-    assert names_of(page) == order_of(board_of(judged))
+    assert shown_rows(page) == board_rows(board_of(judged))
     assert "there is no such column" in page.text
 
 
@@ -255,7 +255,7 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
         served.store.mark_changed(driver_of(served).experiment.experiment_id)
         for sort in ("composite", "-composite"):
             page = get_page(served, f"{BOARD}?sort={sort}")
-            assert all(name.startswith("late:1b") for name in names_of(page)[-3:])
+            assert all(name.startswith("late:1b") for name in shown_rows(page)[-3:])
         titles = {each.get("title") for each in page.all("span")}
         assert "too few scenarios judged in common with the leader, so not ranked" in titles
         assert "not ranked" in page.text
@@ -264,9 +264,9 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
 # what there is to see
 
 
-def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(changing: ServedPanel) -> None:
-    driver_of(changing).judged_by("ben", seed=2)
-    text = get_page(changing, BOARD).text
+def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(own_panel: ServedPanel) -> None:
+    driver_of(own_panel).judged_by("ben", seed=2)
+    text = get_page(own_panel, BOARD).text
     for words in ("Judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
         assert words in text
 
@@ -287,9 +287,9 @@ def test_charts_have_sizes_and_alternative_texts(judged: ServedPanel) -> None:
     assert all(source["width"] and source["height"] for source in page.all("source"))
 
 
-def test_the_page_does_not_wait_for_its_charts(changing: ServedPanel) -> None:
-    get_page(changing, BOARD)
-    assert changing.panel.queries.charts.misses == 0
+def test_the_page_does_not_wait_for_its_charts(own_panel: ServedPanel) -> None:
+    get_page(own_panel, BOARD)
+    assert own_panel.panel.queries.charts.misses == 0
 
 
 def test_without_the_charts_extra_the_page_has_the_install_command(
@@ -312,7 +312,7 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(judged: ServedPanel) 
 
 
 def test_the_table_is_made_once_for_a_revision_and_an_order(
-    changing: ServedPanel, monkeypatch: pytest.MonkeyPatch
+    own_panel: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str | None] = []
 
@@ -322,37 +322,37 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(
 
     monkeypatch.setattr(board_html, "standings", standings)
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
-        get_page(changing, BOARD + query)
+        get_page(own_panel, BOARD + query)
     assert made == [None, "-rank"]
-    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
-    get_page(changing, BOARD)
+    own_panel.store.mark_changed(driver_of(own_panel).experiment.experiment_id)
+    get_page(own_panel, BOARD)
     assert made == [None, "-rank", None]
 
 
-def test_a_cached_page_contains_nothing_of_its_reader(changing: ServedPanel) -> None:
+def test_a_cached_page_contains_nothing_of_its_reader(own_panel: ServedPanel) -> None:
     tokens = []
     for _ in range(2):
-        token = changing.log_in(changing.admin)
-        page = changing.get(BOARD, token=None, headers=HTML).text
+        token = own_panel.log_in(own_panel.admin)
+        page = own_panel.get(BOARD, token=None, headers=HTML).text
         assert token in page
         tokens.append(token)
     assert tokens[0] not in page
     assert not any(
-        token in str(entry.value) for entry in changing.panel.queries.tables._entries.values() for token in tokens
+        token in str(entry.value) for entry in own_panel.panel.queries.tables._entries.values() for token in tokens
     )
 
 
-def test_a_sheet_applied_elsewhere_shows_at_once(changing: ServedPanel) -> None:
-    get_page(changing, BOARD)
-    driver_of(changing).judged_by("ben", seed=2)
-    assert "anna, ben" in get_page(changing, BOARD).text
+def test_a_sheet_applied_elsewhere_shows_at_once(own_panel: ServedPanel) -> None:
+    get_page(own_panel, BOARD)
+    driver_of(own_panel).judged_by("ben", seed=2)
+    assert "anna, ben" in get_page(own_panel, BOARD).text
 
 
-def test_the_page_has_its_revision_and_the_url_to_poll(changing: ServedPanel) -> None:
-    (fresh,) = get_page(changing, BOARD).all("div", id="fresh")
-    assert changing.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
-    changing.store.mark_changed(driver_of(changing).experiment.experiment_id)
-    assert changing.get(fresh["data-url"]).json()["revision"] != fresh["data-revision"]
+def test_the_page_has_its_revision_and_the_url_to_poll(own_panel: ServedPanel) -> None:
+    (fresh,) = get_page(own_panel, BOARD).all("div", id="fresh")
+    assert own_panel.get(fresh["data-url"]).json() == {"experiment": EXPERIMENT, "revision": fresh["data-revision"]}
+    own_panel.store.mark_changed(driver_of(own_panel).experiment.experiment_id)
+    assert own_panel.get(fresh["data-url"]).json()["revision"] != fresh["data-revision"]
 
 
 def test_the_markdown_download_is_what_compare_prints(judged: ServedPanel) -> None:
@@ -387,7 +387,7 @@ def test_without_judged_cells_both_options_are_shown(served: ServedPanel) -> Non
     assert f"tipbench judge run --with rules --experiment {EXPERIMENT}" in page.text
     assert page.links(f"{BOARD}/judges")
     assert page.chart_urls() == []
-    assert len(names_of(page)) == 6
+    assert len(shown_rows(page)) == 6
 
 
 def test_provisional_scores_are_marked_as_such(served: ServedPanel) -> None:

@@ -25,7 +25,7 @@ def cookie_of(response: Any) -> Any:
     return cookie
 
 
-def form(served: ServedPanel, **fields: str) -> Any:
+def post_login_form(served: ServedPanel, **fields: str) -> Any:
     return served.client.post("/login", data=fields, follow_redirects=False)
 
 
@@ -39,13 +39,13 @@ def test_the_login_page_has_a_form_and_no_script(served: ServedPanel) -> None:
 
 
 def test_a_form_with_a_valid_token_sets_a_cookie_and_redirects(served: ServedPanel) -> None:
-    response = form(served, token=f" {served.admin} ", next="/runs?x=1")
+    response = post_login_form(served, token=f" {served.admin} ", next="/runs?x=1")
     assert (response.status_code, response.headers["location"]) == (303, "/runs?x=1")
     assert served.get(f"{API}/experiments", token=None).status_code == 200
 
 
 def test_the_cookie_is_http_only_and_same_site_strict(served: ServedPanel) -> None:
-    cookie = cookie_of(form(served, token=served.admin))
+    cookie = cookie_of(post_login_form(served, token=served.admin))
     assert cookie.key == "tipbench_session"
     assert (cookie["httponly"], cookie["samesite"], cookie["path"], cookie["domain"]) == (True, "strict", "/", "")
     assert 0 < int(cookie["max-age"]) <= 12 * 3600
@@ -54,18 +54,18 @@ def test_the_cookie_is_http_only_and_same_site_strict(served: ServedPanel) -> No
 
 def test_over_tls_the_cookie_is_secure_and_bound_to_its_host(home: Path) -> None:
     with serve_panel(home, base_url="https://localhost") as served:
-        cookie = cookie_of(form(served, token=served.admin))
+        cookie = cookie_of(post_login_form(served, token=served.admin))
         assert (cookie.key, cookie["secure"], cookie["path"]) == ("__Host-tipbench_session", True, "/")
 
 
 def test_the_cookie_contains_neither_token_nor_role(served: ServedPanel) -> None:
-    cookie = cookie_of(form(served, token=served.judge))
+    cookie = cookie_of(post_login_form(served, token=served.judge))
     assert served.judge not in cookie.value
     assert served.judge.split("_", 2)[2] not in cookie.value
 
 
 def test_a_form_with_a_wrong_token_shows_the_page_again(served: ServedPanel) -> None:
-    response = form(served, token="nonsense", next='/x"><script>')
+    response = post_login_form(served, token="nonsense", next='/x"><script>')
     assert response.status_code == 401
     assert 'role="alert"' in response.text
     assert "<script>" not in response.text
@@ -187,7 +187,7 @@ def test_a_change_of_the_same_origin_is_accepted(served: ServedPanel) -> None:
 
 def test_failed_logins_are_rate_limited(served: ServedPanel) -> None:
     served.stop_clock()
-    tries = [form(served, token=f"guess {n}") for n in range(FREE_FAILURES + 3)]
+    tries = [post_login_form(served, token=f"guess {n}") for n in range(FREE_FAILURES + 3)]
     assert [response.status_code for response in tries] == [401] * FREE_FAILURES + [429] * 3
     assert int(tries[-1].headers["retry-after"]) >= 1
 
@@ -232,8 +232,8 @@ def test_failed_attempts_of_many_clients_are_rate_limited_together(home: Path) -
 def test_the_login_page_shows_how_long_to_wait(served: ServedPanel) -> None:
     served.stop_clock()
     for number in range(FREE_FAILURES):
-        form(served, token=f"guess {number}")
-    page = form(served, token="guess")
+        post_login_form(served, token=f"guess {number}")
+    page = post_login_form(served, token="guess")
     assert page.headers["content-type"].startswith("text/html")
     assert "Try again in" in page.text
 

@@ -16,7 +16,7 @@ places = st.lists(
 ).map(sorted)
 
 
-def walked(items: list[SortKey], limit: int, added: list[SortKey] | None = None) -> list[SortKey]:
+def read_all_pages(items: list[SortKey], limit: int, added: list[SortKey] | None = None) -> list[SortKey]:
     """Return all pages in order; after the first, items are added in front."""
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     found = list(page)
@@ -31,13 +31,13 @@ def walked(items: list[SortKey], limit: int, added: list[SortKey] | None = None)
 
 @given(places, st.integers(1, 20))
 def test_the_pages_together_are_the_list(items: list[SortKey], limit: int) -> None:
-    assert walked(items, limit) == items
+    assert read_all_pages(items, limit) == items
 
 
 @given(places, st.integers(1, 20), st.integers(1, 10))
 def test_new_rows_neither_shift_nor_double_a_page(items: list[SortKey], limit: int, count: int) -> None:
     newer = [SortKey(-1000 - number, "00") for number in range(count)]
-    assert walked(items, limit, newer) == items
+    assert read_all_pages(items, limit, newer) == items
 
 
 @given(places, st.integers(1, 20))

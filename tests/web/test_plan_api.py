@@ -127,12 +127,12 @@ URLS = {
 
 
 @pytest.fixture
-def strict(home: Path) -> Any:
+def restricted_panel(home: Path) -> Any:
     with serve_panel(home, environment=URLS) as served:
         yield served
 
 
-def test_an_allowed_server_is_used_as_configured(strict: ServedPanel) -> None:
+def test_an_allowed_server_is_used_as_configured(restricted_panel: ServedPanel) -> None:
     cases: list[tuple[str, Any, str]] = [
         ("ollama_url", "http://gpu-box:11434", "http://gpu-box:11434"),
         ("ollama_url", "HTTP://GPU-BOX:11434/", "http://gpu-box:11434"),
@@ -143,7 +143,7 @@ def test_an_allowed_server_is_used_as_configured(strict: ServedPanel) -> None:
         ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
     ]
     for key, url, used in cases:
-        assert getattr(strict.panel.permissions.config({key: url}), key) == used
+        assert getattr(restricted_panel.panel.permissions.config({key: url}), key) == used
 
 
 def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home: Path) -> None:
@@ -156,12 +156,12 @@ def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home
         assert served.error(other) == (403, "not_allowed")
 
 
-def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(strict: ServedPanel) -> None:
+def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(restricted_panel: ServedPanel) -> None:
     for key, url in (("mlflow_url", "http://10.0.0.7:11434"), ("ollama_url", "https://other.example/mlflow")):
-        assert strict.error(strict.post(f"{API}/plan", json={**SMALL, key: url}))[0] == 403
+        assert restricted_panel.error(restricted_panel.post(f"{API}/plan", json={**SMALL, key: url}))[0] == 403
 
 
-def test_a_server_that_is_not_allowed_is_never_called(strict: ServedPanel) -> None:
+def test_a_server_that_is_not_allowed_is_never_called(restricted_panel: ServedPanel) -> None:
     for key in ["ollama_url", "mlflow_url"]:
         for url in [
             "http://169.254.169.254/latest/meta-data",
@@ -174,8 +174,8 @@ def test_a_server_that_is_not_allowed_is_never_called(strict: ServedPanel) -> No
             "http://evil.example/?http://gpu-box:11434",
             "http://evil.example#http://gpu-box:11434",
         ]:
-            response = strict.post(f"{API}/plan", json={**SMALL, key: url})
-            assert strict.error(response) == (403, "not_allowed")
+            response = restricted_panel.post(f"{API}/plan", json={**SMALL, key: url})
+            assert restricted_panel.error(response) == (403, "not_allowed")
             assert response.json()["error"]["path"] == f"body.{key}"
             assert "hidden" not in response.text
 

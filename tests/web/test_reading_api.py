@@ -173,7 +173,7 @@ class CountingStore(MemoryStore):
 
 
 @pytest.fixture
-def counted(home: Path) -> Any:
+def counting_panel(home: Path) -> Any:
     store = CountingStore()
     found: Experiment = record_cells(store)
     store.mark_changed(found.experiment_id)
@@ -184,16 +184,16 @@ def counted(home: Path) -> Any:
 PAGES = (f"{API}/experiments", RUNS, f"{RUNS}?model=alpha:135m", f"{API}/leaderboard/{EXPERIMENT}")
 
 
-def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[ServedPanel, CountingStore]) -> None:
-    served, store = counted
+def test_a_page_that_nothing_has_changed_is_not_read_again(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     first = [served.get(path).json() for path in PAGES]
     store.kinds.clear()
     assert [served.get(path).json() for path in PAGES] == first
     assert store.reads == 0
 
 
-def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[ServedPanel, CountingStore]) -> None:
-    served, store = counted
+def test_filters_and_boards_share_one_read_of_the_cells(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     served.get(RUNS)
     store.kinds.clear()
     for query in ("model=alpha:135m", "state=pending", "prompt=v1", "where=suite=x"):
@@ -204,8 +204,8 @@ def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[ServedPan
     assert store.reads <= 4  # duels and the rubric's text, not the cells
 
 
-def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[ServedPanel, CountingStore]) -> None:
-    served, store = counted
+def test_a_board_page_reads_cells_sheets_and_decisions_once(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     driver_of(served).judged_by("anna", everything=True)
     store.kinds.clear()
     page = served.get(f"/experiments/{EXPERIMENT}", headers={"Accept": "text/html"})

@@ -24,7 +24,7 @@ from tipbench.web.security import HEADERS
 from web.panels import API
 
 
-def invoke(*arguments: str) -> tuple[int, str]:
+def run_command(*arguments: str) -> tuple[int, str]:
     """Run a command; return its exit code and output."""
     result = CliRunner().invoke(commands, list(arguments), catch_exceptions=False)
     return result.exit_code, result.stdout
@@ -50,14 +50,14 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
 def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, driver, url = bench
     driver.judged_by("anna", everything=True)
-    code, printed = invoke("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
+    code, printed = run_command("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
     assert code == 0
     assert client.get(f"{API}/leaderboard/{driver.experiment.name}").json() == json.loads(printed)
 
 
 def test_a_list_of_runs_is_the_one_that_runs_list_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, driver, url = bench
-    _, printed = invoke("runs", "list", "--experiment", driver.experiment.name, "--json", "--mlflow-url", url)
+    _, printed = run_command("runs", "list", "--experiment", driver.experiment.name, "--json", "--mlflow-url", url)
     items = client.get(f"{API}/runs/{driver.experiment.name}?limit=500").json()["items"]
     keys = ("run_id", "state", "params", "metrics", "tags")
     listed = sorted(json.loads(printed), key=lambda run: run["run_id"])
@@ -73,7 +73,7 @@ def test_a_sheet_applied_on_the_command_line_shows_at_once(
     assert client.get(f"{API}/leaderboard/{name}").json() == before
     sheet = tmp_path / "anna.json"
     sheet.write_text(json.dumps(fill(driver.export("anna", everything=True).stored)))
-    assert invoke("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
+    assert run_command("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
     after = client.get(f"{API}/leaderboard/{name}").json()
     assert (before["judges"], after["judges"]) == ([], ["anna"])
     rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}

@@ -30,24 +30,24 @@ JUDGES = {
 JUDGES_PAGES = "/judge"  # this path and those under it
 ADMINS_ALONE = ("/accept", "/return")  # of a batch that is held
 JUDGES_BATCHES = f"{API}/judge/{{experiment:path}}/batches"  # likewise
-WRONG = "tipbench_" + "0" * 12 + "_" + "a" * 43
+INVALID_TOKEN = "tipbench_" + "0" * 12 + "_" + "a" * 43
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PAGE = {"Accept": "text/html,application/xhtml+xml"}
 
 
-def filled(path: str) -> str:
+def fill_path(path: str) -> str:
     """Return the path with its parameters filled in."""
     path = path.replace("{run_id:run_id}", "0" * 32).replace("{experiment:path}", EXPERIMENT)
     return re.sub(r"\{[^}]*\}", "1", path)
 
 
-def closed(served: ServedPanel) -> list[Route]:
+def closed_routes(served: ServedPanel) -> list[Route]:
     """Return every route that requires authentication."""
     return [route for route in route_list(served.app) if route not in OPEN]
 
 
-def for_judges(route: Route) -> bool:
+def is_for_judges(route: Route) -> bool:
     """Whether a judge may use it."""
     under = any(route[1] == place or route[1].startswith(f"{place}/") for place in (JUDGES_PAGES, JUDGES_BATCHES))
     return (under and not route[1].endswith(ADMINS_ALONE)) or route in JUDGES
@@ -62,8 +62,8 @@ def status_and_code(served: ServedPanel, response: Any) -> tuple[int, str]:
 def results_of(served: ServedPanel, token: str | None, **options: Any) -> dict[Route, tuple[int, str]]:
     """Return the responses of all routes that require authentication."""
     return {
-        (method, path): status_and_code(served, served.request(method, filled(path), token=token, **options))
-        for method, path in closed(served)
+        (method, path): status_and_code(served, served.request(method, fill_path(path), token=token, **options))
+        for method, path in closed_routes(served)
     }
 
 
@@ -102,16 +102,16 @@ def test_every_route_rejects_a_missing_token(served: ServedPanel) -> None:
 
 
 def test_a_browser_without_a_session_is_redirected_to_the_login_page(served: ServedPanel) -> None:
-    for method, path in closed(served):
+    for method, path in closed_routes(served):
         if method == "GET" and not path.startswith("/api/"):
-            response = served.get(filled(path), token=None, headers=PAGE)
+            response = served.get(fill_path(path), token=None, headers=PAGE)
             assert response.status_code == 303, path
             assert response.headers["location"].startswith("/login?next=%2F"), path
 
 
 def test_every_route_rejects_an_invalid_token(served: ServedPanel) -> None:
     expected = {(401, "unauthorised"), (429, "too_many_attempts")}
-    assert set(results_of(served, WRONG).values()) == expected
+    assert set(results_of(served, INVALID_TOKEN).values()) == expected
 
 
 def test_every_route_rejects_an_expired_token(served: ServedPanel) -> None:
@@ -142,15 +142,15 @@ def test_every_route_rejects_the_cookie_of_a_revoked_token(served: ServedPanel) 
 def test_a_judge_token_is_rejected_outside_judging(served: ServedPanel) -> None:
     results = results_of(served, served.judge)
     let_in = {route for route, given in results.items() if given != (403, "forbidden")}
-    assert let_in == {route for route in results if for_judges(route)}
+    assert let_in == {route for route in results if is_for_judges(route)}
     assert let_in >= JUDGES | {("GET", JUDGES_PAGES)}
 
 
 def test_a_judge_in_a_browser_gets_an_error_page(served: ServedPanel) -> None:
     served.log_in(served.judge)
-    for method, path in closed(served):
-        if method == "GET" and not path.startswith("/api/") and not for_judges((method, path)):
-            response = served.get(filled(path), token=None, headers=PAGE)
+    for method, path in closed_routes(served):
+        if method == "GET" and not path.startswith("/api/") and not is_for_judges((method, path)):
+            response = served.get(fill_path(path), token=None, headers=PAGE)
             assert (response.status_code, response.headers["content-type"][:9]) == (403, "text/html"), path
 
 
@@ -174,8 +174,8 @@ def test_no_route_breaks_on_an_empty_request(served: ServedPanel) -> None:
 
 def test_no_other_method_bypasses_authorisation(served: ServedPanel) -> None:
     for method in METHODS:
-        for _, path in closed(served):
-            response = served.request(method, filled(path), token=None)
+        for _, path in closed_routes(served):
+            response = served.request(method, fill_path(path), token=None)
             assert response.status_code in (401, 404, 405), path
             if response.status_code == 405:
                 assert method not in response.headers["allow"], path
@@ -183,18 +183,18 @@ def test_no_other_method_bypasses_authorisation(served: ServedPanel) -> None:
 
 def test_head_requests_of_a_judge_are_rejected_like_get(served: ServedPanel) -> None:
     for method in ["HEAD", "OPTIONS"]:
-        for _, path in closed(served):
-            response = served.request(method, filled(path), token=served.judge)
+        for _, path in closed_routes(served):
+            response = served.request(method, fill_path(path), token=served.judge)
             assert response.status_code in (403, 404, 405), path
 
 
 def test_every_change_with_a_cookie_needs_the_csrf_token(served: ServedPanel) -> None:
     served.log_in(served.admin)
-    changes = [(method, path) for method, path in closed(served) if method not in SAFE_METHODS]
+    changes = [(method, path) for method, path in closed_routes(served) if method not in SAFE_METHODS]
     assert len(changes) > 8
     for method, path in changes:
         for body in (b"", b"csrf=", f"{CSRF_FIELD}={'x' * 43}".encode()):
-            response = served.request(method, filled(path), token=None, headers=FORM, content=body)
+            response = served.request(method, fill_path(path), token=None, headers=FORM, content=body)
             assert status_and_code(served, response) == (403, "csrf"), path
 
 
@@ -202,9 +202,9 @@ def test_the_csrf_token_of_another_session_is_rejected(served: ServedPanel) -> N
     other = served.log_in(served.admin)
     served.client.cookies.clear()
     served.log_in(served.admin)
-    for method, path in closed(served):
+    for method, path in closed_routes(served):
         if method not in SAFE_METHODS:
-            response = served.request(method, filled(path), token=None, headers={CSRF_HEADER: other})
+            response = served.request(method, fill_path(path), token=None, headers={CSRF_HEADER: other})
             assert status_and_code(served, response) == (403, "csrf"), path
 
 
@@ -218,9 +218,9 @@ def test_a_cross_site_change_is_rejected_even_with_a_csrf_token(served: ServedPa
     ]
     for headers in cases:
         csrf = served.log_in(served.admin)
-        for method, path in closed(served):
+        for method, path in closed_routes(served):
             if method not in SAFE_METHODS:
-                response = served.request(method, filled(path), token=None, headers={CSRF_HEADER: csrf, **headers})
+                response = served.request(method, fill_path(path), token=None, headers={CSRF_HEADER: csrf, **headers})
                 assert status_and_code(served, response) == (403, "foreign_origin"), path
 
 
@@ -241,7 +241,7 @@ def test_an_authorization_header_without_bearer_is_rejected(served: ServedPanel)
 def test_an_invalid_bearer_token_is_rejected_despite_a_valid_cookie(served: ServedPanel) -> None:
     served.log_in(served.admin)
     assert served.get(f"{API}/experiments", token=None).status_code == 200
-    assert served.error(served.get(f"{API}/experiments", token=WRONG)) == (401, "unauthorised")
+    assert served.error(served.get(f"{API}/experiments", token=INVALID_TOKEN)) == (401, "unauthorised")
 
 
 def test_a_token_in_the_url_is_ignored(served: ServedPanel) -> None:

@@ -32,7 +32,7 @@ def ids_on(html: str) -> list[str]:
     return [re.sub(r".*/runs/([0-9a-f]{32}).*", r"\1", link) for link in _LINK.findall(html)]
 
 
-def listed(pages: SamplePages, query: str = "") -> list[str]:
+def listed_ids(pages: SamplePages, query: str = "") -> list[str]:
     response = pages.get("runs", query=query)
     assert response.status_code == 200, response.text
     return ids_on(response.text)
@@ -48,7 +48,7 @@ def test_every_run_has_a_line_with_its_numbers(pages: SamplePages) -> None:
     text = page_text(pages.get("runs").text)
     for word in ("Composite", "Format", "Overlong", "Latency", "Tokens/s", "qwen2.5:0.5b", "v2-mentor", "✓ judged"):
         assert word in text
-    assert len(listed(pages)) == 50
+    assert len(listed_ids(pages)) == 50
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_the_pages_together_are_the_whole_list(pages: SamplePages) -> None:
 
 def test_a_superseded_run_is_listed_only_on_request(pages: SamplePages) -> None:
     old = pages.content.runs["superseded"]
-    assert old not in listed(pages, "?limit=500")
-    assert old in listed(pages, "?limit=500&superseded=true")
+    assert old not in listed_ids(pages, "?limit=500")
+    assert old in listed_ids(pages, "?limit=500&superseded=true")
 
 
 def test_stale_held_and_provisional_runs_are_marked(pages: SamplePages) -> None:

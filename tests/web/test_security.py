@@ -27,7 +27,7 @@ def fail() -> None:
 
 
 @broken.get("/half")
-def half() -> StreamingResponse:
+def break_midway() -> StreamingResponse:
     def chunks() -> Iterator[bytes]:
         yield b"so far"
         raise RuntimeError(SECRET)

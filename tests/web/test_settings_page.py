@@ -20,18 +20,18 @@ def settings_page(served: ServedPanel) -> str:
     return str(response.text)
 
 
-def sent(served: ServedPanel, **fields: str) -> Any:
+def create_token(served: ServedPanel, **fields: str) -> Any:
     return served.post("/settings/tokens", headers=PAGE, data={"role": "judge", "name": "anna", **fields})
 
 
-def mark_of(page: str) -> str:
+def once_value(page: str) -> str:
     found = re.search(r'name="once" value="([^"]+)"', page)
     assert found
     return found[1]
 
 
 def test_a_new_tokens_secret_shows_once(served: ServedPanel) -> None:
-    page = sent(served, name="anna", expires="30d")
+    page = create_token(served, name="anna", expires="30d")
     assert page.status_code == 201
     (secret,) = SECRET.findall(page.text)
     assert served.panel.authenticator.tokens.find(secret) is not None
@@ -41,9 +41,9 @@ def test_a_new_tokens_secret_shows_once(served: ServedPanel) -> None:
 
 @pytest.mark.parametrize("length", [1, 4])  # a mark that is longer than what is remembered, too
 def test_reloading_the_response_creates_no_second_token(served: ServedPanel, length: int) -> None:
-    mark = length * mark_of(settings_page(served))
-    assert sent(served, once=mark).status_code == 201
-    again = sent(served, once=mark)
+    mark = length * once_value(settings_page(served))
+    assert create_token(served, once=mark).status_code == 201
+    again = create_token(served, once=mark)
     assert again.status_code == 409
     assert not SECRET.search(again.text)
     assert [token.name for token in served.panel.authenticator.tokens.all()].count("anna") == 1
@@ -58,7 +58,7 @@ def test_a_form_without_the_csrf_token_creates_no_token(served: ServedPanel) -> 
 
 
 def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: ServedPanel) -> None:
-    page = sent(served, name="Renée & co", expires="tomorrow", role="admin")
+    page = create_token(served, name="Renée & co", expires="tomorrow", role="admin")
     assert page.status_code == 422
     assert 'value="Renée &amp; co"' in page.text
     assert re.search(r'id="expires"[^>]*aria-invalid="true"', page.text)
@@ -67,9 +67,9 @@ def test_an_invalid_field_keeps_its_value_and_shows_the_error(served: ServedPane
 
 
 def test_a_wrong_field_may_be_corrected_in_the_same_form(served: ServedPanel) -> None:
-    mark = mark_of(settings_page(served))
-    assert sent(served, once=mark, expires="tomorrow").status_code == 422
-    assert sent(served, once=mark, expires="1d").status_code == 201
+    mark = once_value(settings_page(served))
+    assert create_token(served, once=mark, expires="tomorrow").status_code == 422
+    assert create_token(served, once=mark, expires="1d").status_code == 201
 
 
 def test_a_token_is_revoked_and_the_page_confirms_it(served: ServedPanel) -> None:
@@ -90,8 +90,8 @@ def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: Serve
 
 def test_a_token_name_is_shown_as_text(home: Path) -> None:
     with serve_panel(home) as served:
-        sent(served, name="<script>alert(1)</script>")
-        sent(served, name='"><img src=x onerror=alert(1)>')
+        create_token(served, name="<script>alert(1)</script>")
+        create_token(served, name='"><img src=x onerror=alert(1)>')
         page = settings_page(served)
     assert "<script>alert" not in page
     assert "<img src=x" not in page
@@ -99,7 +99,7 @@ def test_a_token_name_is_shown_as_text(home: Path) -> None:
 
 
 def test_a_name_with_direction_characters_is_refused(served: ServedPanel) -> None:
-    page = sent(served, name="anna\u202egnol")
+    page = create_token(served, name="anna\u202egnol")
     assert page.status_code == 422
     assert "printable" in page.text
 

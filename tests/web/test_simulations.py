@@ -20,13 +20,13 @@ from web.panels import API, ServedPanel, serve_panel
 URL = f"{API}/simulations"
 
 
-def record(served: ServedPanel) -> str:
+def record_sample_simulation(served: ServedPanel) -> str:
     config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
     return record_simulation(served.store, simulate(config, workers=1).to_json())
 
 
 def test_a_recorded_simulation_is_listed_with_its_page_and_curves(served: ServedPanel) -> None:
-    run_id = record(served)
+    run_id = record_sample_simulation(served)
     (item,) = served.get(URL).json()["items"]
     assert (item["run_id"], item["config"]["users"], len(item["policies"])) == (run_id, 20, 5)
     assert f'href="/simulations/{run_id}"' in served.get("/simulations").text
@@ -51,7 +51,7 @@ def test_a_simulation_can_be_started_before_anything_is_recorded(
 
 
 def test_simulations_are_not_listed_among_benchmarks(served: ServedPanel) -> None:
-    record(served)
+    record_sample_simulation(served)
     names = [each["experiment"] for each in served.get(f"{API}/experiments").json()["items"]]
     assert EXPERIMENT not in names
 

@@ -34,19 +34,19 @@ def form_of(served: ServedPanel, query: str = "") -> PageForm:
     return PageForm(response.text, "/run")
 
 
-def send(served: ServedPanel, body: str) -> Any:
+def post_form(served: ServedPanel, body: str) -> Any:
     return served.post("/run", content=body, headers=HEADERS)
 
 
-def planned(served: ServedPanel, **changes: Any) -> Any:
-    return send(served, form_of(served).body(do="plan", **{**SMALL, **changes}))
+def plan_run(served: ServedPanel, **changes: Any) -> Any:
+    return post_form(served, form_of(served).body(do="plan", **{**SMALL, **changes}))
 
 
-def started(served: ServedPanel, form: PageForm | None = None, **changes: Any) -> Any:
-    return send(served, (form or form_of(served)).body(do="start", **{**SMALL, **changes}))
+def start_run(served: ServedPanel, form: PageForm | None = None, **changes: Any) -> Any:
+    return post_form(served, (form or form_of(served)).body(do="start", **{**SMALL, **changes}))
 
 
-def jobs(served: ServedPanel) -> list[Any]:
+def list_jobs(served: ServedPanel) -> list[Any]:
     return list(served.get(f"{API}/jobs").json()["items"])
 
 
@@ -76,16 +76,16 @@ def test_the_untouched_form_is_the_default_configuration(home: Path) -> None:
             },
         ) as served,
     ):
-        assert send(served, form_of(served).body(do="start")).status_code == 303
-        arguments = jobs(served)[0]["arguments"]
+        assert post_form(served, form_of(served).body(do="start")).status_code == 303
+        arguments = list_jobs(served)[0]["arguments"]
         assert CollectConfig.model_validate(arguments) == served.panel.permissions.config({})
 
 
 def test_an_unticked_box_is_false_even_if_the_default_is_true(home: Path) -> None:
     with serve_panel(home, environment={"TIPBENCH_EVICT": "true", "OLLAMA_HOST": UNREACHABLE}) as served:
         assert form_of(served).value("evict") == ["true"]
-        started(served, evict=None)
-        assert jobs(served)[0]["arguments"]["evict"] is False
+        start_run(served, evict=None)
+        assert list_jobs(served)[0]["arguments"]["evict"] is False
 
 
 def test_the_url_fills_the_form(served: ServedPanel) -> None:
@@ -97,7 +97,7 @@ def test_the_url_fills_the_form(served: ServedPanel) -> None:
 
 
 def test_an_earlier_job_fills_the_form(served: ServedPanel) -> None:
-    there = started(served, n_tips="7", experiment="tip-bench-before").headers["location"]
+    there = start_run(served, n_tips="7", experiment="tip-bench-before").headers["location"]
     form = form_of(served, f"?from={there.rpartition('/')[2]}&n_scenarios=1")
     assert (form.value("n_tips"), form.value("experiment")) == (["7"], ["tip-bench-before"])
     assert (form.value("models"), form.value("n_scenarios")) == (["baseline:template"], ["1"])
@@ -111,8 +111,8 @@ def test_the_suites_prompts_and_our_own_models_can_be_ticked(served: ServedPanel
 
 
 def test_ticked_and_typed_values_are_one_list(served: ServedPanel) -> None:
-    started(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"], skip_refused="true")
-    assert jobs(served)[0]["arguments"]["models"] == "baseline:template,embedded:smollm2:135m"
+    start_run(served, models=["baseline:template", "embedded:smollm2:135m, baseline:template"], skip_refused="true")
+    assert list_jobs(served)[0]["arguments"]["models"] == "baseline:template,embedded:smollm2:135m"
 
 
 def test_suites_of_an_allowed_folder_are_suggested(home: Path, tmp_path: Path) -> None:
@@ -157,15 +157,15 @@ def test_without_ollama_the_form_reports_it_and_preselects_what_runs_without_it(
 
 
 def test_a_run_that_would_fail_is_not_started_and_can_skip_what_is_refused(served: ServedPanel) -> None:
-    away = started(served, models="alpha:135m")
+    away = start_run(served, models="alpha:135m")
     assert (away.status_code, "does not respond" in message_at(away.text, "ollama_url")) == (503, True)
-    mixed = started(served, models=["baseline:template", "embedded:smollm2:135m"])
+    mixed = start_run(served, models=["baseline:template", "embedded:smollm2:135m"])
     assert (mixed.status_code, "Not started" in mixed.text) == (422, True)
     assert "needs its weights" in unescape(mixed.text)
-    assert jobs(served) == []
-    skipping = send(served, PageForm(mixed.text, "/run").body(do="skip"))
+    assert list_jobs(served) == []
+    skipping = post_form(served, PageForm(mixed.text, "/run").body(do="skip"))
     assert skipping.status_code == 303
-    assert jobs(served)[0]["arguments"]["skip_refused"] is True
+    assert list_jobs(served)[0]["arguments"]["skip_refused"] is True
 
 
 def test_an_ollama_without_a_response_does_not_block_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,51 +192,51 @@ def test_only_allowed_servers_are_queried_for_models(served: ServedPanel) -> Non
 
 
 def test_a_plan_counts_cells_and_starts_nothing(served: ServedPanel) -> None:
-    response = planned(served)
+    response = plan_run(served)
     assert response.status_code == 200
     assert "<strong>2 cells to generate</strong>" in response.text
     assert "0 of 2 cells already recorded" in response.text
     assert "cannot be ranked. Judging 2 answers takes about 60 s." in response.text
-    assert jobs(served) == []
+    assert list_jobs(served) == []
     assert served.store.experiment("tip-bench-auto") is None
 
 
 def test_after_a_plan_the_form_keeps_its_values(served: ServedPanel) -> None:
     form = form_of(served)
-    again = PageForm(send(served, form.body(do="plan", **SMALL, wait="true")).text, "/run")
+    again = PageForm(post_form(served, form.body(do="plan", **SMALL, wait="true")).text, "/run")
     assert (again.value("n_tips"), again.value("wait"), again.value("models")) == (["3"], ["true"], [SMALL["models"]])
     assert again.value("key") == form.value("key")
 
 
 def test_a_refused_model_is_shown_with_its_reason(served: ServedPanel) -> None:
-    page = unescape(planned(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
+    page = unescape(plan_run(served, models=["baseline:template", "embedded:smollm2:135m"]).text)
     assert "embedded:smollm2:135m needs its weights" in page
     assert 'name="do" value="skip">Skip refused and start' in page
-    skipping = planned(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
+    skipping = plan_run(served, models=["baseline:template", "embedded:smollm2:135m"], skip_refused="true").text
     assert 'name="do" value="start">Start' in skipping
 
 
 def test_a_plan_with_every_model_refused_shows_it(served: ServedPanel) -> None:
-    assert "No model may run" in planned(served, models="embedded:smollm2:135m").text
+    assert "No model may run" in plan_run(served, models="embedded:smollm2:135m").text
 
 
 def test_recorded_cells_are_counted(served: ServedPanel) -> None:
     from support.collecting import Collecting
 
     Collecting(served.home, f"http://{UNREACHABLE}", store=served.store).run(**SMALL)  # type: ignore[arg-type]
-    page = planned(served, num_predict="64").text
+    page = plan_run(served, num_predict="64").text
     assert "2 of 2 cells already recorded: nothing to generate" in page
 
 
 def test_an_unavailable_mlflow_is_a_warning(served: ServedPanel) -> None:
     served.store.away = True  # type: ignore[attr-defined]
-    response = planned(served)
+    response = plan_run(served)
     assert response.status_code == 200
     assert "The plan counts nothing as recorded" in response.text
 
 
 def test_an_unavailable_ollama_is_reported_at_its_field(served: ServedPanel) -> None:
-    response = planned(served, models="alpha:135m")
+    response = plan_run(served, models="alpha:135m")
     assert response.status_code == 503
     assert "does not respond" in message_at(response.text, "ollama_url")
 
@@ -261,28 +261,28 @@ def test_an_invalid_value_is_reported_at_its_field_and_kept(served: ServedPanel)
             ("unload", "never", "'model' or 'call'"),
             ("seed", "9" * 5000, "At most 4000 characters"),
         ]:
-            response = send(served, form_of(served).body(**{**SMALL, key: value, "do": button}))
+            response = post_form(served, form_of(served).body(**{**SMALL, key: value, "do": button}))
             assert response.status_code == 422
             assert message in message_at(response.text, key)
             assert PageForm(response.text, "/run").value(key) == ([value] if value else [])
-            assert jobs(served) == []
+            assert list_jobs(served) == []
 
 
 def test_all_mistakes_are_reported_at_once(served: ServedPanel) -> None:
-    page = planned(served, n_tips="0", temperature="9", experiment="mine").text
+    page = plan_run(served, n_tips="0", temperature="9", experiment="mine").text
     assert all(message_at(page, key) for key in ("n_tips", "temperature", "experiment"))
     assert page.count('<li><a href="#') == 3
 
 
 def test_a_group_with_a_mistake_is_unfolded(served: ServedPanel) -> None:
     assert '<details class="card" open>' not in served.get("/run").text
-    assert '<details class="card" open>' in planned(served, seed="-1").text
+    assert '<details class="card" open>' in plan_run(served, seed="-1").text
 
 
 def test_a_broken_form_is_refused_and_starts_nothing(served: ServedPanel) -> None:
     for body in ["", "do=start", "&".join(f"x{n}=1" for n in range(300)), "key=%00", "%ff=%fe"]:
-        assert send(served, body).status_code == 422
-        assert jobs(served) == []
+        assert post_form(served, body).status_code == 422
+        assert list_jobs(served) == []
 
 
 def test_a_body_that_is_not_a_form_is_refused(served: ServedPanel) -> None:
@@ -293,33 +293,33 @@ def test_a_body_that_is_not_a_form_is_refused(served: ServedPanel) -> None:
 
 
 def test_start_leads_to_the_job(served: ServedPanel) -> None:
-    response = started(served)
+    response = start_run(served)
     assert response.status_code == 303
-    (job,) = jobs(served)
+    (job,) = list_jobs(served)
     assert response.headers["location"] == f"/jobs/{job['id']}"
     assert (job["started_by"], job["arguments"]["n_tips"]) == ("boss", 3)
 
 
 def test_a_form_that_is_sent_twice_starts_one_job(served: ServedPanel) -> None:
     form = form_of(served)
-    places = {started(served, form).headers["location"] for _ in range(5)}
-    assert len(places) == len(jobs(served)) == 1
+    places = {start_run(served, form).headers["location"] for _ in range(5)}
+    assert len(places) == len(list_jobs(served)) == 1
 
 
 def test_two_forms_start_two_jobs(served: ServedPanel) -> None:
-    assert started(served).headers["location"] != started(served).headers["location"]
+    assert start_run(served).headers["location"] != start_run(served).headers["location"]
 
 
 def test_a_form_sent_again_with_other_values_needs_a_confirmation(served: ServedPanel) -> None:
     form = form_of(served)
-    started(served, form)
-    response = started(served, form, n_tips="4")
+    start_run(served, form)
+    response = start_run(served, form, n_tips="4")
     assert response.status_code == 409
     assert "press Start again" in response.text
-    assert len(jobs(served)) == 1
+    assert len(list_jobs(served)) == 1
     again = PageForm(response.text, "/run")
-    assert send(served, again.body(do="start")).status_code == 303
-    assert sorted(job["arguments"]["n_tips"] for job in jobs(served)) == [3, 4]
+    assert post_form(served, again.body(do="start")).status_code == 303
+    assert sorted(job["arguments"]["n_tips"] for job in list_jobs(served)) == [3, 4]
 
 
 # who may
@@ -331,7 +331,7 @@ def test_with_a_cookie_the_form_needs_its_csrf_token(served: ServedPanel) -> Non
     form = PageForm(page, "/run")
     body = form.body(do="start", csrf=None, **SMALL)
     assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 403
-    assert jobs(served) == []
+    assert list_jobs(served) == []
     body = form.body(do="start", **SMALL)
     assert served.post("/run", token=None, content=body, headers=HEADERS).status_code == 303
 

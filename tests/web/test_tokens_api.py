@@ -13,7 +13,7 @@ TOKENS = f"{API}/tokens"
 TOKEN = {"role": "judge", "name": "Renée", "expires": "12h"}
 
 
-def made(served: ServedPanel, **changes: Any) -> dict[str, Any]:
+def create_token(served: ServedPanel, **changes: Any) -> dict[str, Any]:
     response = served.post(TOKENS, json={**TOKEN, **changes})
     assert response.status_code == 201, response.text
     token: dict[str, Any] = response.json()
@@ -21,14 +21,14 @@ def made(served: ServedPanel, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_new_token_works(served: ServedPanel) -> None:
-    admin = made(served, role="admin")
+    admin = create_token(served, role="admin")
     assert served.get(TOKENS, token=admin["token"]).status_code == 200
-    judge = made(served)
+    judge = create_token(served)
     assert served.error(served.get(TOKENS, token=judge["token"])) == (403, "forbidden")
 
 
 def test_a_secret_is_in_one_response_only(served: ServedPanel) -> None:
-    token = made(served)
+    token = create_token(served)
     assert token["token"].startswith(f"tipbench_{token['id']}_")
     listed = served.get(TOKENS)
     assert token["token"].rsplit("_", 1)[1] not in listed.text
@@ -36,18 +36,18 @@ def test_a_secret_is_in_one_response_only(served: ServedPanel) -> None:
 
 
 def test_a_second_judges_token_of_a_name_names_the_first(served: ServedPanel) -> None:
-    first = made(served)
+    first = create_token(served)
     assert first["same_judge"] == []
-    assert made(served, role="admin")["same_judge"] == []
-    assert made(served)["same_judge"] == [first["id"]]
+    assert create_token(served, role="admin")["same_judge"] == []
+    assert create_token(served)["same_judge"] == [first["id"]]
     served.request("DELETE", f"{TOKENS}/{first['id']}")
-    assert first["id"] not in made(served)["same_judge"]
+    assert first["id"] not in create_token(served)["same_judge"]
 
 
 def test_a_token_expires_after_its_lifetime(served: ServedPanel) -> None:
-    assert made(served, expires="never")["expires"] is None
-    assert made(served)["expires"] > made(served)["created"]
-    assert made(served, expires="8w")["expires"] > made(served)["expires"]
+    assert create_token(served, expires="never")["expires"] is None
+    assert create_token(served)["expires"] > create_token(served)["created"]
+    assert create_token(served, expires="8w")["expires"] > create_token(served)["expires"]
 
 
 def test_the_default_lifetime_is_ninety_days(served: ServedPanel) -> None:
@@ -57,14 +57,14 @@ def test_the_default_lifetime_is_ninety_days(served: ServedPanel) -> None:
 
 
 def test_a_revoked_token_is_rejected(served: ServedPanel) -> None:
-    token = made(served, role="admin")
+    token = create_token(served, role="admin")
     response = served.request("DELETE", f"{TOKENS}/{token['id']}")
     assert (response.status_code, response.json()["state"]) == (200, "revoked")
     assert served.error(served.get(TOKENS, token=token["token"])) == (401, "unauthorised")
 
 
 def test_revoking_twice_has_no_effect(served: ServedPanel) -> None:
-    token = made(served)
+    token = create_token(served)
     first = served.request("DELETE", f"{TOKENS}/{token['id']}").json()
     assert served.request("DELETE", f"{TOKENS}/{token['id']}").json() == first
 
@@ -102,7 +102,7 @@ def test_responses_match_the_openapi_document(served: ServedPanel) -> None:
         content = document["paths"][path][method]["responses"][status]["content"]["application/json"]
         return {**content["schema"], "components": document["components"]}
 
-    token = made(served)
+    token = create_token(served)
     jsonschema.validate(token, schema(TOKENS, "post", "201"))
     jsonschema.validate(served.get(TOKENS).json(), schema(TOKENS, "get", "200"))
     ended = served.request("DELETE", f"{TOKENS}/{token['id']}").json()

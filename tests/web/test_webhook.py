@@ -44,14 +44,14 @@ EVERY_S = 30.0
 
 
 @dataclass
-class Bench:
+class WebhookBench:
     """A webhook on a store in memory, with a test clock."""
 
     home: Path
     receiver: HookReceiver
     runs: MemoryStore = field(default_factory=MemoryStore)
     clock: Clock = field(default_factory=Clock)
-    away: bool = False
+    mlflow_unavailable: bool = False
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -63,11 +63,11 @@ class Bench:
         options = WebhookOptions(self.url or self.receiver.url, SECRET)
         self.database = panel_database(self.home)
         self.store = WebhookStore(self.database, options.receiver, self.clock)
-        self.watch = WebhookWatcher(self.store, self.jobs, self.opened, every_s=EVERY_S, clock=self.clock)
+        self.watch = WebhookWatcher(self.store, self.jobs, self.open_store, every_s=EVERY_S, clock=self.clock)
         self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
 
-    def opened(self) -> TrackingStore:
-        if self.away:
+    def open_store(self) -> TrackingStore:
+        if self.mlflow_unavailable:
             raise MlflowUnavailable("MLflow does not answer.")
         return TrackingStore(self.runs, "here", "here", "http://here.invalid")
 
@@ -96,8 +96,8 @@ def receiver() -> Iterator[HookReceiver]:
 
 
 @pytest.fixture
-def bench(home: Path, receiver: HookReceiver) -> Iterator[Bench]:
-    made = Bench(home, receiver)
+def bench(home: Path, receiver: HookReceiver) -> Iterator[WebhookBench]:
+    made = WebhookBench(home, receiver)
     yield made
     made.close()
     made.jobs.close()
@@ -112,7 +112,7 @@ def respond_with(*statuses: int) -> Callable[[HookRequest], int]:
 # What is delivered, and when
 
 
-def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
+def test_new_pending_cells_are_delivered_once(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time(times=6)
     (payload,) = bench.payloads()
@@ -128,7 +128,7 @@ def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
     }
 
 
-def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
+def test_a_delivery_is_signed_and_names_itself(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     (request,) = bench.receiver.requests
@@ -136,7 +136,7 @@ def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
     assert {name.lower(): value for name, value in request.headers.items()}[DELIVERY.lower()] == request.payload["id"]
 
 
-def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
+def test_a_delivery_contains_no_model_or_prompt(bench: WebhookBench) -> None:
     bench.collect(models=("okapi-unmistakable:1b",))
     bench.pass_time()
     (request,) = bench.receiver.requests
@@ -144,13 +144,13 @@ def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
         assert word.encode() not in request.body.replace(b"/api/bench", b"")
 
 
-def test_a_name_with_special_characters_is_quoted_in_the_links(bench: Bench) -> None:
+def test_a_name_with_special_characters_is_quoted_in_the_links(bench: WebhookBench) -> None:
     bench.collect(experiment="tip-bench-may/2026 ?#%é")
     bench.pass_time()
     assert bench.payloads()[0]["links"]["apply"] == "/api/bench/judge/tip-bench-may%2F2026%20%3F%23%25%C3%A9/apply"
 
 
-def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
+def test_a_change_without_new_cells_is_not_delivered(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
@@ -160,7 +160,7 @@ def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
     assert len(bench.payloads()) == 1
 
 
-def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: Bench) -> None:
+def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
@@ -176,7 +176,7 @@ def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: B
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (1, 1)
 
 
-def test_a_second_batch_is_delivered_with_all_pending_cells(bench: Bench) -> None:
+def test_a_second_batch_is_delivered_with_all_pending_cells(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     bench.collect(models=("beta:1b",))
@@ -184,7 +184,7 @@ def test_a_second_batch_is_delivered_with_all_pending_cells(bench: Bench) -> Non
     assert [(payload["pending"], payload["new"]) for payload in bench.payloads()] == [(8, 8), (16, 8)]
 
 
-def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None:
+def test_an_external_collect_is_delivered_when_it_is_quiet(bench: WebhookBench) -> None:
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         bench.collect(prompts=prompt)
         bench.pass_time(times=1)
@@ -193,7 +193,7 @@ def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None
     assert [payload["pending"] for payload in bench.payloads()] == [24]
 
 
-def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench) -> None:
+def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: WebhookBench) -> None:
     bench.collect()
     for _ in range(int(MAX_CHANGING_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)
@@ -203,7 +203,7 @@ def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench)
     assert len(bench.payloads()) == 1
 
 
-def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: Bench) -> None:
+def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: WebhookBench) -> None:
     job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
     bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
     bench.collect()
@@ -214,7 +214,7 @@ def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: Bench) -> None:
     assert len(bench.payloads()) == 1
 
 
-def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: Bench) -> None:
+def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: WebhookBench) -> None:
     job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
     bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
     bench.collect()
@@ -224,24 +224,26 @@ def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: B
     assert len(bench.payloads()) == 1
 
 
-def test_a_check_without_changes_reads_only_the_experiments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_without_changes_reads_only_the_experiments(
+    bench: WebhookBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.collect()
     bench.pass_time()
     monkeypatch.setattr(bench.runs, "search", lambda *_args, **_options: pytest.fail("looked into an experiment"))
     bench.pass_time(times=4)
 
 
-def test_an_unavailable_mlflow_is_reported_until_it_is_available(bench: Bench) -> None:
-    bench.away = True
+def test_an_unavailable_mlflow_is_reported_until_it_is_available(bench: WebhookBench) -> None:
+    bench.mlflow_unavailable = True
     bench.collect()
     bench.pass_time()
     assert bench.hook.state().problem == "MLflow does not answer."
-    bench.away = False
+    bench.mlflow_unavailable = False
     bench.pass_time()
     assert (bench.hook.state().problem, len(bench.payloads())) == (None, 1)
 
 
-def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
+def test_nothing_is_done_while_another_panel_leads(bench: WebhookBench) -> None:
     bench.collect()
     idle = Webhook(Poster(WebhookOptions(bench.receiver.url, SECRET)), bench.store, bench.watch, lambda: False)
     assert [idle.tick() for _ in range(3)] == [False] * 3
@@ -251,7 +253,7 @@ def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
 # Trying again
 
 
-def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> None:
+def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500, 503)
     bench.collect()
     bench.pass_time()
@@ -266,7 +268,7 @@ def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> Non
     assert [attempt.status for attempt in delivery.attempts] == [500, 503, 204]
 
 
-def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
+def test_every_attempt_is_signed_with_its_own_time(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
@@ -276,7 +278,7 @@ def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
         verify(SECRET, request.headers, request.body, bench.clock.now, seen)
 
 
-def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
+def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(*[500] * (len(RETRY_WAITS_S) + 1))
     bench.collect()
     bench.pass_time()
@@ -289,7 +291,7 @@ def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(b
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (16, 16)
 
 
-def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) -> None:
+def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(*[500] * 3)
     bench.collect()
     bench.pass_time()
@@ -301,7 +303,7 @@ def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) 
     assert states == [DeliveryState.DELIVERED, DeliveryState.REPLACED]
 
 
-def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
+def test_a_killed_panel_continues_where_it_stopped(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
@@ -313,7 +315,7 @@ def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
     assert [len(each.attempts) for each in bench.hook.deliveries()] == [2]
 
 
-def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench) -> None:
+def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: WebhookBench) -> None:
     bench.close()
     bench.collect()
     bench.open()
@@ -324,7 +326,7 @@ def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench)
     assert len(bench.payloads()) == 1
 
 
-def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: Bench) -> None:
+def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
@@ -344,7 +346,7 @@ def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench:
     assert states[old.payload["id"]] is DeliveryState.FAILED
 
 
-def test_old_deliveries_are_deleted(bench: Bench) -> None:
+def test_old_deliveries_are_deleted(bench: WebhookBench) -> None:
     for number in range(MAX_FINISHED + 3):
         bench.clock.now += 1
         delivery = replace(new_delivery("test", bench.clock.now, None), id=f"{number:032x}")
@@ -391,7 +393,7 @@ def test_a_receiver_that_is_down_gives_a_reason(receiver: HookReceiver) -> None:
     assert "s3cret" not in attempt.reason
 
 
-def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
+def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: WebhookBench) -> None:
     free, came = threading.Event(), threading.Event()
 
     def hang(_request: HookRequest) -> int:
@@ -420,7 +422,7 @@ def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: HookReceiv
     assert "hook_hosts" in attempt.reason
 
 
-def test_a_test_delivery_is_attempted_once_and_stored(bench: Bench) -> None:
+def test_a_test_delivery_is_attempted_once_and_stored(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     delivery = bench.hook.test()
     assert isinstance(delivery, Delivery)

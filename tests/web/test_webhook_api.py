@@ -28,7 +28,7 @@ def receiver() -> Iterator[HookReceiver]:
 
 
 @pytest.fixture
-def hooked(home: Path, receiver: HookReceiver) -> Iterator[ServedPanel]:
+def panel(home: Path, receiver: HookReceiver) -> Iterator[ServedPanel]:
     """A panel with a webhook; another process seems to lead, so that it sends tests only."""
     with serve_panel(home, answered_store(), environment(receiver)) as served:
         yield served
@@ -38,7 +38,7 @@ def environment(receiver: HookReceiver, **more: str) -> dict[str, str]:
     return {"TIPBENCH_HOOK_URL": f"{receiver.url}?key=s3cret", "TIPBENCH_HOOK_SECRET": SECRET, **more}
 
 
-def until(served: ServedPanel, state: str, wait_s: float = 120) -> Any:
+def wait_for_delivery(served: ServedPanel, state: str, wait_s: float = 120) -> Any:
     """Return the deliveries once the newest has this state."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -49,8 +49,8 @@ def until(served: ServedPanel, state: str, wait_s: float = 120) -> Any:
         time.sleep(0.05)
 
 
-def test_a_test_reaches_the_receiver_signed(hooked: ServedPanel, receiver: HookReceiver) -> None:
-    response = hooked.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
+def test_a_test_reaches_the_receiver_signed(panel: ServedPanel, receiver: HookReceiver) -> None:
+    response = panel.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
     assert response.status_code == 200
     (request,) = receiver.requests
     verify(SECRET, request.headers, request.body, time.time(), Seen())
@@ -59,14 +59,14 @@ def test_a_test_reaches_the_receiver_signed(hooked: ServedPanel, receiver: HookR
     assert (response.json()["state"], response.json()["attempts"][0]["status"]) == ("delivered", 204)
 
 
-def test_a_rejected_test_delivery_has_a_reason(hooked: ServedPanel, receiver: HookReceiver) -> None:
+def test_a_rejected_test_delivery_has_a_reason(panel: ServedPanel, receiver: HookReceiver) -> None:
     receiver.respond = lambda _request: 401
-    response = hooked.post(f"{HOOK}/test")
+    response = panel.post(f"{HOOK}/test")
     assert response.status_code == 200
     assert (response.json()["state"], response.json()["attempts"][0]["reason"]) == ("failed", "responded with 401")
 
 
-def test_a_second_test_at_the_same_time_is_refused(hooked: ServedPanel, receiver: HookReceiver) -> None:
+def test_a_second_test_at_the_same_time_is_refused(panel: ServedPanel, receiver: HookReceiver) -> None:
     came, free = threading.Event(), threading.Event()
 
     def slowly(_request: HookRequest) -> int:
@@ -74,10 +74,10 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: ServedPanel, receiver
         return 204 if free.wait(8) else 500
 
     receiver.respond = slowly
-    first = threading.Thread(target=lambda: hooked.post(f"{HOOK}/test"))
+    first = threading.Thread(target=lambda: panel.post(f"{HOOK}/test"))
     first.start()
     assert came.wait(20)
-    assert hooked.error(hooked.post(f"{HOOK}/test")) == (409, "conflict")
+    assert panel.error(panel.post(f"{HOOK}/test")) == (409, "conflict")
     free.set()
     first.join(20)
 
@@ -86,9 +86,9 @@ def test_a_second_test_at_the_same_time_is_refused(hooked: ServedPanel, receiver
     ("body", "path"), [({"experiment": "mine"}, "body.experiment"), ({"url": "http://evil.example"}, "body.url")]
 )
 def test_a_test_delivery_names_only_a_tipbench_experiment(
-    hooked: ServedPanel, receiver: HookReceiver, body: dict[str, str], path: str
+    panel: ServedPanel, receiver: HookReceiver, body: dict[str, str], path: str
 ) -> None:
-    response = hooked.post(f"{HOOK}/test", json=body)
+    response = panel.post(f"{HOOK}/test", json=body)
     assert (response.status_code, response.json()["error"]["path"]) == (422, path)
     assert receiver.requests == []
 
@@ -99,21 +99,21 @@ def test_without_a_webhook_there_is_nothing_to_test(served: ServedPanel) -> None
     assert served.error(served.post(f"{HOOK}/test")) == (409, "conflict")
 
 
-def test_the_state_contains_no_secret(hooked: ServedPanel, receiver: HookReceiver) -> None:
-    response = hooked.get(HOOK)
+def test_the_state_contains_no_secret(panel: ServedPanel, receiver: HookReceiver) -> None:
+    response = panel.get(HOOK)
     assert (response.json()["url"], response.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
-    hooked.post(f"{HOOK}/test")
-    for text in (response.text, hooked.get(f"{HOOK}/deliveries").text, hooked.get("/settings", headers=PAGE).text):
+    panel.post(f"{HOOK}/test")
+    for text in (response.text, panel.get(f"{HOOK}/deliveries").text, panel.get("/settings", headers=PAGE).text):
         assert "s3cret" not in text
         assert SECRET not in text
 
 
-def test_responses_are_as_documented(hooked: ServedPanel) -> None:
-    document = hooked.app.openapi()
+def test_responses_are_as_documented(panel: ServedPanel) -> None:
+    document = panel.app.openapi()
     responses = {
-        (HOOK, "get"): hooked.get(HOOK),
-        (f"{HOOK}/test", "post"): hooked.post(f"{HOOK}/test"),
-        (f"{HOOK}/deliveries", "get"): hooked.get(f"{HOOK}/deliveries"),
+        (HOOK, "get"): panel.get(HOOK),
+        (f"{HOOK}/test", "post"): panel.post(f"{HOOK}/test"),
+        (f"{HOOK}/deliveries", "get"): panel.get(f"{HOOK}/deliveries"),
     }
     for (path, method), response in responses.items():
         content = document["paths"][path][method]["responses"]["200"]["content"]
@@ -121,34 +121,34 @@ def test_responses_are_as_documented(hooked: ServedPanel) -> None:
         jsonschema.validate(response.json(), schema)
 
 
-def test_deliveries_come_in_pages_newest_first(hooked: ServedPanel) -> None:
-    sent = [hooked.post(f"{HOOK}/test").json()["id"] for _ in range(3)]
-    first = hooked.get(f"{HOOK}/deliveries?limit=2").json()
-    second = hooked.get(f"{HOOK}/deliveries?limit=2&next={first['next']}").json()
+def test_deliveries_come_in_pages_newest_first(panel: ServedPanel) -> None:
+    sent = [panel.post(f"{HOOK}/test").json()["id"] for _ in range(3)]
+    first = panel.get(f"{HOOK}/deliveries?limit=2").json()
+    second = panel.get(f"{HOOK}/deliveries?limit=2&next={first['next']}").json()
     assert [each["id"] for each in first["items"] + second["items"]] == sent[::-1]
     assert second["next"] is None
 
 
 def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(
-    hooked: ServedPanel, receiver: HookReceiver
+    panel: ServedPanel, receiver: HookReceiver
 ) -> None:
-    hooked.log_in(hooked.admin)
-    page = hooked.get("/settings", token=None, headers=PAGE).text
+    panel.log_in(panel.admin)
+    page = panel.get("/settings", token=None, headers=PAGE).text
     assert "No deliveries yet" in page
     found = re.search(r'name="csrf" value="([^"]+)"', page)
     assert found
-    response = hooked.post("/settings/hook/test", token=None, data={"csrf": found[1]})
+    response = panel.post("/settings/hook/test", token=None, data={"csrf": found[1]})
     assert response.status_code == 303
     assert [request.payload["event"] for request in receiver.requests] == ["test"]
-    after = hooked.get(response.headers["location"], token=None, headers=PAGE).text
+    after = panel.get(response.headers["location"], token=None, headers=PAGE).text
     assert "The receiver accepted the test" in after
     assert receiver.url.removesuffix("hook") + "…" in after
 
 
-def test_the_settings_page_shows_why_a_test_was_rejected(hooked: ServedPanel, receiver: HookReceiver) -> None:
+def test_the_settings_page_shows_why_a_test_was_rejected(panel: ServedPanel, receiver: HookReceiver) -> None:
     receiver.respond = lambda _request: 503
-    response = hooked.post("/settings/hook/test")
-    page = hooked.get(response.headers["location"], headers=PAGE).text
+    response = panel.post("/settings/hook/test")
+    page = panel.get(response.headers["location"], headers=PAGE).text
     assert "The test failed" in page
     assert "responded with 503" in page
 
@@ -161,7 +161,7 @@ def test_without_a_webhook_the_settings_page_shows_how_to_configure_one(served: 
 
 def test_a_served_panel_delivers_pending_cells(home: Path, receiver: HookReceiver) -> None:
     with serve_panel(home, answered_store(), environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
-        (delivery,) = until(served, "delivered")
+        (delivery,) = wait_for_delivery(served, "delivered")
         assert served.get(HOOK).json()["watching"] is True
         page = served.get("/settings", headers=PAGE).text
     assert (delivery["experiment"], delivery["payload"]["pending"]) == (EXPERIMENT, 48)

@@ -1,19 +1,12 @@
-"""No score is lost by a reload, a dead panel, a lost connection, another tab or device."""
+"""No score is lost by a reload, a killed panel, a lost connection, another tab or device."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -23,12 +16,11 @@ from support.mlflow_server import free_port
 from support.panel_pages import TabOpener
 from support.panel_site import Site
 from tipbench.record.mlflow import MlflowStore
+from web.panel_process import PanelProcess
+from web.panels import OPERATOR
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
-
-START_S = 60.0
-TOKEN = "an-operators-own-token-of-32-or-more"
 
 
 @pytest.fixture(scope="module")
@@ -203,39 +195,7 @@ def test_a_batch_closed_on_another_device_is_reported(own_site: JudgingSite, ope
     assert own_site.answer(batch.sheet, 2)["tips"][0]["scores"]["relevance"] == 5
 
 
-# a panel that dies
-
-
-@contextmanager
-def running_panel(home: Path, port: int, mlflow_url: str) -> Iterator[httpx.Client]:
-    """`tipbench panel` as a subprocess, ended by SIGKILL."""
-    environment = {"TIPBENCH_HOME": str(home), "TIPBENCH_ADMIN_TOKEN": TOKEN, "MLFLOW_TRACKING_URI": mlflow_url}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tipbench", "panel", "--port", str(port)],
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False, timeout=60) as client:
-        try:
-            _until_it_answers(client)
-            yield client
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
-
-
-def _until_it_answers(client: httpx.Client) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        with suppress(httpx.TransportError):
-            if client.get("/healthz").status_code == 200:
-                return
-        assert time.monotonic() < deadline, "the panel did not start"
-        time.sleep(0.1)
+# a killed panel
 
 
 def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(
@@ -245,18 +205,19 @@ def test_a_panel_killed_in_the_middle_of_a_draft_loses_nothing(
     with MlflowStore(mlflow_url) as store:
         record_cells(store, experiment=experiment, models=("alpha:135m",), prompts="v1", n_scenarios=2)
     batches = f"/api/bench/judge/{experiment}/batches"
-    with running_panel(home, port, mlflow_url) as client:
-        sheet = client.post(batches, json={}).json()["batch"]["sheet"]
-        site = Site(f"http://127.0.0.1:{port}", FastAPI(), TOKEN, TOKEN, home)
+    with PanelProcess(home, {"MLFLOW_TRACKING_URI": mlflow_url}, port=port) as panel:
+        sheet = panel.client.post(batches, json={}).json()["batch"]["sheet"]
+        site = Site(f"http://127.0.0.1:{port}", FastAPI(), OPERATOR, OPERATOR, home)
         batch = open_batch_page(open_tab, site, sheet)
         batch.press("3", "4")
         batch.wait_for_state("Draft saved")
         batch.press("5")
-    batch.press("2", "1")  # the panel is gone
-    batch.wait_for_state("Offline: saved in this browser")
-    with running_panel(home, port, mlflow_url) as client:
+        panel.kill()
+        batch.press("2", "1")
+        batch.wait_for_state("Offline: saved in this browser")
+        panel.start()
         batch.page.locator(".save-state", has_text="Draft saved").wait_for()
-        first: Any = client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]
+        first = panel.client.get(f"{batches}/{sheet}").json()["items"][0]["answer"]
         assert [tip["scores"] for tip in first["tips"]][:2] == [
             {"relevance": 3, "actionability": 4, "tone": 5},
             {"relevance": 2, "actionability": 1, "tone": None},

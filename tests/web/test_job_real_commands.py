@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,9 +14,7 @@ import httpx
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.jobs.folder import JobFolder
-from tipbench.jobs.job import ENDED
-from tipbench.jobs.local import is_alive
+from web.panel_process import generated_cells, has_ended, kill_jobs, wait_for_job
 from web.panels import API, ServedPanel, serve_panel
 
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64}
@@ -36,11 +32,7 @@ def panel_with_jobs(home: Path, mlflow_url: str, **environment: str) -> Iterator
         with serve_panel(home, environment=given, find_mlflow=True, run_jobs=True) as served:
             yield served
     finally:
-        for known in (home / "jobs").glob("*/process.json"):
-            process = JobFolder(home / "jobs", known.parent.name).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(home)
 
 
 def new_experiment(name: str) -> str:
@@ -52,22 +44,6 @@ def start_run(served: ServedPanel, experiment: str, **changes: Any) -> str:
     response = served.post(f"{API}/run", json={**SMALL, "experiment": experiment, **changes})
     assert response.status_code == 202, response.text
     return str(response.json()["job"]["id"])
-
-
-def wait_until(served: ServedPanel, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
-    deadline = time.monotonic() + wait_s
-    while not wanted(now := served.get(f"{JOBS}/{job_id}").json()):
-        assert time.monotonic() < deadline, f"{now}\n{served.get(f'{JOBS}/{job_id}/log').text}"
-        time.sleep(0.05)
-    return now
-
-
-def wait_for_end(served: ServedPanel, job_id: str) -> Any:
-    return wait_until(served, job_id, lambda now: now["job"]["state"] in set(map(str, ENDED)))
-
-
-def generated_cells(now: Any) -> int:
-    return sum(model["done"] for model in now["progress"]["models"])
 
 
 def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
@@ -85,23 +61,23 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
     name, url = new_experiment("run"), mlflow_url.replace("://", f"://anna:{PASSWORD}@")
     with panel_with_jobs(home, url, TIPBENCH_JUDGE_COMMAND=f"{sys.executable} {script}") as served:
         job_id = start_run(served, name)
-        now = wait_for_end(served, job_id)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert (now["job"]["state"], now["job"]["exit_code"], now["job"]["reason"]) == ("succeeded", 0, None)
         assert now["progress"]["collected"]["generated"] == 2
         assert now["job"]["links"]["mlflow"].startswith(mlflow_url)
         assert served.get(f"{API}/runs/{name}").json()["total"] == 2
         check_log(served, job_id, name)
 
-        judged = wait_for_end(
-            served, served.post(f"{API}/judge/{name}/run", json={"with": "rules"}).json()["job"]["id"]
-        )
+        job = served.post(f"{API}/judge/{name}/run", json={"with": "rules"}).json()["job"]
+        judged = wait_for_job(served.get, job["id"], has_ended)
         assert judged["job"]["state"] == "succeeded", judged
         assert (judged["progress"]["judged"]["judge"], judged["progress"]["judged"]["provisional"]) == ("rules", True)
         board = served.get(f"{API}/leaderboard/{name}").json()
         assert (board["provisional"], board["references"][0]["judged"]) == (True, 2)
 
         body = {"with": "command", "judge": "threes", "accept_drift": "it is a test"}
-        judged = wait_for_end(served, served.post(f"{API}/judge/{name}/run", json=body).json()["job"]["id"])
+        job = served.post(f"{API}/judge/{name}/run", json=body).json()["job"]
+        judged = wait_for_job(served.get, job["id"], has_ended)
         assert judged["job"]["state"] == "succeeded", judged
         assert served.get(f"{API}/leaderboard/{name}").json()["judges"] == ["threes"]
 
@@ -122,7 +98,7 @@ def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: 
     options = {"policies": "egreedy/v1,egreedy/v3", "world": "lossy", "users": 60, "rounds": 20, "seeds": 2}
     with panel_with_jobs(home, real_mlflow_url) as served:
         job_id = served.post(f"{API}/simulations", json=options).json()["job"]["id"]
-        now = wait_for_end(served, job_id)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert now["job"]["state"] == "succeeded", now
         assert (now["progress"]["simulating"]["done"], now["progress"]["simulating"]["total"]) == (2, 2)
         recorded = served.get(f"{API}/simulations").json()["items"][0]
@@ -149,20 +125,20 @@ def check_log(served: ServedPanel, job_id: str, experiment: str) -> None:
 def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflow_url: str) -> None:
     with (
         ScriptedOllama(["alpha:135m"], call_s=0.4) as server,
-        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as on,
+        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
     ):
-        job_id = start_run(on, new_experiment("cancel"), models="alpha:135m", n_scenarios=8)
-        wait_until(on, job_id, lambda now: generated_cells(now) >= 1)
+        job_id = start_run(served, new_experiment("cancel"), models="alpha:135m", n_scenarios=8)
+        wait_for_job(served.get, job_id, lambda now: generated_cells(now) >= 1)
         server.set(call_s=30)
         assert "alpha:135m" in server.resident
-        cancelled = on.post(f"{JOBS}/{job_id}/cancel").json()["job"]
+        cancelled = served.post(f"{JOBS}/{job_id}/cancel").json()["job"]
         assert (cancelled["state"], cancelled["cancel_requested"]) == ("running", True)
-        now = wait_for_end(on, job_id)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert (now["job"]["state"], now["job"]["exit_code"]) == ("cancelled", 130)
         assert httpx.get(f"{server.url}/api/ps", trust_env=False).json()["models"] == []
         server.set(call_s=0)
-        again = on.post(f"{JOBS}/{job_id}/retry").json()["job"]
-        finished = wait_for_end(on, again["id"])
+        again = served.post(f"{JOBS}/{job_id}/retry").json()["job"]
+        finished = wait_for_job(served.get, again["id"], has_ended)
     assert (finished["job"]["state"], finished["job"]["retry_of"]) == ("succeeded", job_id)
     assert finished["progress"]["collected"]["recorded_before"] >= 1
 
@@ -170,13 +146,15 @@ def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflo
 def test_two_runs_on_one_server_run_in_turn_and_show_it(home: Path, mlflow_url: str) -> None:
     with (
         ScriptedOllama(["alpha:135m"], call_s=0.2) as server,
-        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as on,
+        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
     ):
-        jobs = [start_run(on, new_experiment(f"turn-{turn}"), models="alpha:135m", n_scenarios=3) for turn in (1, 2)]
-        wait_until(on, jobs[0], lambda now: now["job"]["state"] == "running")
-        listed = {item["id"]: item["place"] for item in on.get(JOBS).json()["items"]}
+        jobs = [
+            start_run(served, new_experiment(f"turn-{turn}"), models="alpha:135m", n_scenarios=3) for turn in (1, 2)
+        ]
+        wait_for_job(served.get, jobs[0], lambda now: now["job"]["state"] == "running")
+        listed = {item["id"]: item["place"] for item in served.get(JOBS).json()["items"]}
         assert [listed[job_id] for job_id in jobs] == [None, 1]
-        assert [wait_for_end(on, job_id)["job"]["state"] for job_id in jobs] == ["succeeded"] * 2
+        assert [wait_for_job(served.get, job_id, has_ended)["job"]["state"] for job_id in jobs] == ["succeeded"] * 2
         assert server.log.max_resident == 1
 
 
@@ -185,7 +163,8 @@ def test_a_run_that_cannot_be_done_has_a_reason(home: Path, mlflow_url: str) -> 
         ScriptedOllama(["alpha:135m"]) as server,
         panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
     ):
-        now = wait_for_end(served, start_run(served, new_experiment("refused"), models="nosuch:1b"))
+        job_id = start_run(served, new_experiment("refused"), models="nosuch:1b")
+        now = wait_for_job(served.get, job_id, has_ended)
     assert (now["job"]["state"], now["job"]["exit_code"]) == ("failed", 2)
     assert "nosuch:1b is not on the Ollama server" in now["job"]["reason"]
     assert now["progress"]["failure"] == now["job"]["reason"]

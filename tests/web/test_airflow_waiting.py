@@ -68,7 +68,7 @@ def judge_by_file(served: ServedPanel) -> None:
 
 
 @pytest.mark.parametrize("judge", [judge_by_batch, judge_by_file])
-def test_a_judge_at_the_panel_ends_the_waiting(
+def test_judging_at_the_panel_continues_a_waiting_run(
     home: Path, scripted_airflow: ScriptedAirflow, judge: Callable[[ServedPanel], None]
 ) -> None:
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
@@ -80,7 +80,7 @@ def test_a_judge_at_the_panel_ends_the_waiting(
 
 
 @pytest.mark.process
-def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
+def test_a_sheet_applied_on_the_command_line_continues_a_waiting_run(
     home: Path,
     scripted_airflow: ScriptedAirflow,
     waiting_experiment: tuple[MlflowStore, dict[str, Any]],
@@ -99,7 +99,7 @@ def test_a_sheet_applied_on_the_command_line_ends_the_waiting(
 
 
 @pytest.mark.process
-def test_a_panel_that_is_killed_while_a_run_waits_finds_it_again_and_answers(
+def test_a_killed_panel_finds_its_waiting_run_again_and_continues_it(
     home: Path,
     scripted_airflow: ScriptedAirflow,
     waiting_experiment: tuple[MlflowStore, dict[str, Any]],

@@ -79,7 +79,7 @@ def test_an_admin_sees_counts_and_status_of_others_and_no_score(judge_client: Ju
         assert admin.served.error(response) == (403, "forbidden")
 
 
-def test_an_admin_judges_blind_under_the_own_name(judge_client: JudgeClient, admin: JudgeClient) -> None:
+def test_an_admin_judges_blind_under_their_own_name(judge_client: JudgeClient, admin: JudgeClient) -> None:
     body = admin.judge_batch(limit=6)
     assert body["batch"]["judge"] == "boss"
     assert "alpha" not in body["outcome"]

@@ -80,7 +80,7 @@ def test_a_batch_is_a_sheet_of_about_forty_items_under_the_judges_name(judge_cli
     assert (judging.owner, len(judging.entries)) == (JUDGE, batch["items"])
 
 
-def test_a_judge_who_comes_back_continues(judge_client: JudgeClient) -> None:
+def test_a_returning_judge_continues_the_open_batch(judge_client: JudgeClient) -> None:
     first = judge_client.open()
     response = judge_client.request("POST", json={"limit": 3})
     assert (response.status_code, response.json()["new"]) == (200, False)
@@ -132,7 +132,7 @@ def test_an_invalid_option_is_named(judge_client: JudgeClient) -> None:
         assert error_of(judge_client, judge_client.request("POST", json=body)) == (422, "invalid", place)
 
 
-def test_an_experiment_that_is_not_there_is_not_found(judge_client: JudgeClient) -> None:
+def test_an_unknown_experiment_is_not_found(judge_client: JudgeClient) -> None:
     for method in ("POST", "GET"):
         response = judge_client.served.request(method, f"{API}/judge/other/batches", token=judge_client.token)
         assert error_of(judge_client, response) == (422, "invalid", "path.experiment")
@@ -213,7 +213,7 @@ def test_responses_are_as_documented(judge_client: JudgeClient) -> None:
 # saving
 
 
-def test_what_is_saved_is_there_after_a_restart(home: Path) -> None:
+def test_saved_answers_survive_a_restart(home: Path) -> None:
     store = MemoryStore()
     record_cells(store)
     with serve_panel(home, store) as served:
@@ -236,7 +236,7 @@ def test_a_flag_may_be_contested_and_left_as_computed(judge_client: JudgeClient)
     assert answer["format_ok"] == item["format_ok"]
 
 
-def test_the_counts_follow(judge_client: JudgeClient) -> None:
+def test_the_counts_of_a_batch_follow_its_items(judge_client: JudgeClient) -> None:
     sheet = judge_client.open()["sheet"]
     items = judge_client.get_batch(sheet)["items"]
     judge_client.put(sheet, items[0]["item"], 0, "submitted", tips=scored_tips(items[0]))
@@ -284,7 +284,7 @@ def test_a_lone_surrogate_in_a_note_is_accepted(judge_client: JudgeClient) -> No
     assert judge_client.get_batch(sheet)["items"]
 
 
-def test_an_item_that_is_not_there_is_not_found(judge_client: JudgeClient) -> None:
+def test_an_unknown_item_is_not_found(judge_client: JudgeClient) -> None:
     sheet, _ = first_item(judge_client)
     assert error_of(judge_client, judge_client.put(sheet, "f" * 12, 0)) == (404, "not_found", "path.item")
     assert error_of(judge_client, judge_client.put("f" * 12, "f" * 12, 0)) == (404, "not_found", "path.sheet")
@@ -308,7 +308,7 @@ def test_undo_restores_the_previous_answer(judge_client: JudgeClient) -> None:
     assert (judge_client.served.error(stale), stale.json()["detail"]["answer"]["version"]) == ((409, "conflict"), 4)
 
 
-def test_every_step_is_kept(judge_client: JudgeClient) -> None:
+def test_every_version_of_an_item_is_kept(judge_client: JudgeClient) -> None:
     sheet, item = first_item(judge_client)
     judge_client.put(sheet, item["item"], 0, "draft")
     judge_client.put(sheet, item["item"], 1, "skipped", reason="later")

@@ -50,7 +50,7 @@ def _judge_by_csv(served: ServedPanel, judging: StoredSheet, raw: dict[str, Any]
 
 
 @pytest.mark.parametrize(("rule", "status"), [(agreed, "applied"), (always(5), "held")], ids=["applied", "held"])
-def test_the_same_answers_by_page_by_json_and_by_csv_end_the_same(home: Path, rule: Rule, status: str) -> None:
+def test_the_same_answers_by_page_json_and_csv_give_the_same_scores(home: Path, rule: Rule, status: str) -> None:
     first = answered_store()
     experiment = first.experiment(EXPERIMENT)
     assert experiment is not None

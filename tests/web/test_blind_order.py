@@ -158,7 +158,7 @@ def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[Dr
     assert abs(clustering([sorted(row) for row in rows])) > 6
 
 
-def test_no_id_is_ever_given_twice_or_made_of_a_runs(batches: list[DrawnBatch]) -> None:
+def test_item_ids_are_unique_and_not_derived_from_run_ids(batches: list[DrawnBatch]) -> None:
     ids = [item["item"] for each in batches for item in each.items]
     assert len(set(ids)) == len(ids)
     assert {len(item) for item in ids} == {12}
@@ -249,7 +249,7 @@ def judge_in_steps(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any
     ]
 
 
-def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: ServedPanel) -> None:
+def test_requests_about_a_control_are_answered_like_those_about_an_answer(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
     sheet, control, other = find_alike_items(judge_client)
     first, second = judge_in_steps(judge_client, sheet, control), judge_in_steps(judge_client, sheet, other)

@@ -74,7 +74,7 @@ def test_no_route_answers_a_judge_with_anything_that_unblinds(detector: LeakDete
     assert detector.leaks() == []
 
 
-def test_no_static_file_and_no_name_of_one_unblinds(detector: LeakDetector) -> None:
+def test_no_static_file_or_file_name_unblinds(detector: LeakDetector) -> None:
     for name in assets().content:
         assert detector.served.get(assets().url(name), token=None).status_code == 200
     assert detector.leaks() == []
@@ -203,7 +203,7 @@ def test_no_failure_of_mlflow_unblinds(detector: LeakDetector, as_judge: Callabl
     assert detector.leaks() == []
 
 
-def test_a_search_like_this_finds_what_an_admin_is_answered(detector: LeakDetector) -> None:
+def test_the_detector_finds_secrets_in_responses_to_an_admin(detector: LeakDetector) -> None:
     """Shows that the search finds secrets."""
     served = detector.served
     served.log_in(served.admin)

@@ -243,7 +243,7 @@ def test_a_stream_ends_when_its_reader_logs_out(streamed: StreamedJob) -> None:
             assert set(event_names(reader.read_rest())) <= {":"}
 
 
-def test_the_operators_own_stream_stays(streamed: StreamedJob) -> None:
+def test_a_stream_of_the_operators_token_stays_open(streamed: StreamedJob) -> None:
     streamed.panel.streams.heartbeat_s = 0.05
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     with (
@@ -254,7 +254,7 @@ def test_the_operators_own_stream_stays(streamed: StreamedJob) -> None:
             reader.read_until(":")
 
 
-def test_streams_are_bounded_and_one_that_left_makes_room(streamed: StreamedJob) -> None:
+def test_the_number_of_streams_is_limited_and_a_closed_one_frees_its_place(streamed: StreamedJob) -> None:
     streamed.panel.streams.max_open = 2
     with ExitStack() as open_:
         readers = [open_.enter_context(read_events(streamed.client, streamed.job.id)) for _ in range(2)]

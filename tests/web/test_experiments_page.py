@@ -26,14 +26,14 @@ def experiment_counts(**more: Any) -> dict[str, Any]:
     return {"experiment": "tip-bench-a/b", **nothing, "changed": None, "leader": None, "url": None, **more}
 
 
-def test_it_shows_every_experiment_with_its_cells(served: ServedPanel) -> None:
+def test_the_page_shows_every_experiment_with_its_cells(served: ServedPanel) -> None:
     page = get_front_page(served)
     assert f'href="/experiments/{EXPERIMENT}"' in page
     assert 'aria-label="0 judged, 48 pending of 48 cells"' in page
     assert f'href="{API}/experiments"' in page
 
 
-def test_it_changes_as_soon_as_scores_are_applied(served: ServedPanel) -> None:
+def test_the_page_shows_applied_scores_at_once(served: ServedPanel) -> None:
     get_front_page(served)
     driver_of(served).judged_by("anna", everything=True)
     page = get_front_page(served)

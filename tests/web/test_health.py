@@ -19,11 +19,11 @@ def test_a_running_process_is_alive(served: ServedPanel) -> None:
     assert served.get("/healthz", token=None).json() == {"status": "ok", "version": tipbench.__version__}
 
 
-def test_it_is_ready_when_mlflow_answers(served: ServedPanel) -> None:
+def test_the_panel_is_ready_when_mlflow_answers(served: ServedPanel) -> None:
     assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "answers"}
 
 
-def test_it_is_alive_but_not_ready_while_mlflow_is_unavailable(served: ServedPanel) -> None:
+def test_the_panel_is_alive_but_not_ready_while_mlflow_is_unavailable(served: ServedPanel) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     response = served.get("/readyz", token=None)
     assert served.error(response) == (503, "not_ready")

@@ -158,7 +158,7 @@ def test_two_runs_on_one_server_run_in_turn_and_show_it(home: Path, mlflow_url: 
         assert server.log.max_resident == 1
 
 
-def test_a_run_that_cannot_be_done_has_a_reason(home: Path, mlflow_url: str) -> None:
+def test_a_failed_run_has_a_reason(home: Path, mlflow_url: str) -> None:
     with (
         ScriptedOllama(["alpha:135m"]) as server,
         panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,

@@ -54,7 +54,7 @@ def test_a_run_is_accepted_as_a_job(served: ServedPanel) -> None:
     assert (response.json()["place"], response.json()["new"]) == (1, True)
 
 
-def test_a_jobs_links_lead_somewhere(served: ServedPanel) -> None:
+def test_every_link_of_a_job_works(served: ServedPanel) -> None:
     links = accepted_job(start_run(served, experiment="tip-bench-a/b c?"))["links"]
     assert links["experiment"] == "/experiments/tip-bench-a%2Fb%20c%3F"
     assert links["page"].startswith("/jobs/")
@@ -95,7 +95,7 @@ def test_an_invalid_key_is_refused(served: ServedPanel) -> None:
         assert served.get(JOBS).json()["items"] == []
 
 
-def test_a_double_click_of_twenty_threads_makes_one_job(served: ServedPanel) -> None:
+def test_twenty_concurrent_clicks_start_one_job(served: ServedPanel) -> None:
     made: list[tuple[str, bool]] = []
     start = threading.Barrier(20)
 
@@ -236,7 +236,7 @@ def test_a_program_that_cannot_be_read_starts_no_job_and_is_not_shown(home: Path
         assert "hidden" not in response.text
 
 
-def test_an_experiment_that_is_not_there_has_nothing_to_judge(served: ServedPanel) -> None:
+def test_an_unknown_experiment_cannot_be_judged(served: ServedPanel) -> None:
     assert served.error(served.post(f"{API}/judge/tip-bench-none/run", json={"with": "rules"})) == (404, "not_found")
     assert served.error(served.post(f"{API}/judge/mine/run", json={"with": "rules"})) == (422, "invalid")
 
@@ -265,7 +265,7 @@ def test_the_list_is_newest_first_with_places_in_the_queue(served: ServedPanel, 
     assert [item["place"] for item in items] == [1, 2, 1, None, None]
 
 
-def test_the_list_is_paged_without_doubling_a_row(served: ServedPanel, five_jobs: list[str]) -> None:
+def test_the_list_is_paged_without_repeating_a_row(served: ServedPanel, five_jobs: list[str]) -> None:
     seen, mark = [], ""
     for _ in range(5):
         page = served.get(f"{JOBS}?limit=2{mark}").json()
@@ -300,14 +300,14 @@ def test_one_job_shows_its_progress_and_why_it_failed_without_a_login(
     assert served.get(f"{JOBS}/{five_jobs[3]}").json()["place"] == 2
 
 
-def test_a_job_that_is_not_there_is_not_found(served: ServedPanel) -> None:
+def test_an_unknown_job_is_not_found(served: ServedPanel) -> None:
     for path in ["", "/log", "/events"]:
         assert served.error(served.get(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
         assert served.error(served.get(f"{JOBS}/{'x' * 65}{path}")) == (422, "invalid")
         assert served.error(served.get(f"{JOBS}/..%2e{path}")) == (422, "invalid")
 
 
-def test_what_is_not_there_cannot_be_changed(served: ServedPanel) -> None:
+def test_an_unknown_job_cannot_be_changed(served: ServedPanel) -> None:
     for path in ["/cancel", "/retry"]:
         assert served.error(served.post(f"{JOBS}/20260101-000000-00000000{path}")) == (404, "not_found")
 

@@ -289,7 +289,7 @@ def test_the_live_part_is_a_part_of_the_page(panel: ScriptedPanel) -> None:
     assert models.search(part)[0] == models.search(whole)[0]  # type: ignore[index]
 
 
-def test_a_job_that_is_not_there_is_not_found(panel: ScriptedPanel) -> None:
+def test_an_unknown_job_is_not_found(panel: ScriptedPanel) -> None:
     for path in ("/jobs/never", "/jobs/never/live"):
         assert panel.served.get(path).status_code == 404
     for path in ("/jobs/never/cancel", "/jobs/never/retry"):

@@ -165,7 +165,7 @@ def test_a_suite_outside_the_allowed_folders_is_rejected(served: ServedPanel) ->
     assert served.error(response) == (403, "not_allowed")
 
 
-def test_a_sheet_that_is_not_there_is_not_found(served: ServedPanel) -> None:
+def test_an_unknown_sheet_is_not_found(served: ServedPanel) -> None:
     assert served.error(served.post(SHEETS, json={"sheet": "nowhere"})) == (404, "not_found")
 
 

@@ -191,7 +191,7 @@ def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: 
     assert 'id="desk"' not in page
 
 
-def test_an_admin_judges_a_batch_under_the_own_name(served: ServedPanel) -> None:
+def test_an_admin_judges_a_batch_under_their_own_name(served: ServedPanel) -> None:
     served.log_in(served.admin)
     assert 'id="desk"' in get_page(served, open_batch(served)).text
 

@@ -167,7 +167,7 @@ def test_an_upload_belongs_to_its_sender(judge: ServedPanel) -> None:
     assert not stored_sheet(judge, sheet).scores
 
 
-def test_an_admin_judges_here_as_blindly_under_the_own_name(served: ServedPanel) -> None:
+def test_an_admin_also_judges_blind_under_their_own_name(served: ServedPanel) -> None:
     served.log_in(served.admin)
     sheet = download_sheet(served).json()
     assert sheet["judge"] == "boss"

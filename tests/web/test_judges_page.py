@@ -204,7 +204,7 @@ def test_a_focus_without_a_tie_is_reported(served: ServedPanel) -> None:
     assert (response.status_code, "focus needs judged cells" in response.text) == (409, True)
 
 
-def test_a_sheet_that_is_not_there_is_not_found(served: ServedPanel) -> None:
+def test_an_unknown_sheet_is_not_found(served: ServedPanel) -> None:
     assert served.get(f"{JUDGES}/sheets/nowhere.json", headers=HTML).status_code == 404
     assert served.get(f"{JUDGES}/sheets/nowhere.xml", headers=HTML).status_code in (404, 422)
 

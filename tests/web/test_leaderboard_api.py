@@ -42,7 +42,7 @@ def test_the_board_is_the_object_that_compare_prints(judged: ServedPanel) -> Non
     assert judged.get(BOARD).json() == board_of(judged)
 
 
-def test_the_board_of_one_judge(judged: ServedPanel) -> None:
+def test_a_board_can_show_one_judges_scores(judged: ServedPanel) -> None:
     assert judged.get(f"{BOARD}?judge=ben").json() == board_of(judged, CellFilter(judge="ben"))
 
 
@@ -68,7 +68,7 @@ def test_rows_may_be_clustered_by_persona(judged: ServedPanel) -> None:
     assert judged.get(f"{BOARD}?cluster=persona").json() == board_of(judged, cluster="persona")
 
 
-def test_a_filter_is_that_of_compare(judged: ServedPanel) -> None:
+def test_a_filter_works_as_in_compare(judged: ServedPanel) -> None:
     wanted = board_of(judged, CellFilter({"params.persona": "nurse", "params.model": "alpha:135m"}))
     assert judged.get(f"{BOARD}?where=params.persona=nurse&where=model=alpha:135m").json() == wanted
 

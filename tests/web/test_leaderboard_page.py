@@ -264,7 +264,7 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
 # what there is to see
 
 
-def test_the_strip_on_the_judging_names_judges_agreement_and_rubric(own_panel: ServedPanel) -> None:
+def test_the_summary_of_the_judging_names_judges_agreement_and_rubric(own_panel: ServedPanel) -> None:
     driver_of(own_panel).judged_by("ben", seed=2)
     text = get_page(own_panel, BOARD).text
     for words in ("Judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
@@ -329,7 +329,7 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(
     assert made == [None, "-rank", None]
 
 
-def test_a_cached_page_contains_nothing_of_its_reader(own_panel: ServedPanel) -> None:
+def test_a_cached_page_contains_nothing_of_its_user(own_panel: ServedPanel) -> None:
     tokens = []
     for _ in range(2):
         token = own_panel.log_in(own_panel.admin)
@@ -402,7 +402,7 @@ def test_a_judge_whose_scores_do_not_count_is_not_an_error(judged: ServedPanel) 
     assert "No score of nobody counts here" in get_page(judged, f"{BOARD}?judge=nobody").text
 
 
-def test_an_experiment_that_is_not_there_is_not_found(judged: ServedPanel) -> None:
+def test_an_unknown_experiment_is_not_found(judged: ServedPanel) -> None:
     assert judged.error(judged.get("/experiments/tip-bench-none"))[0] == 404
 
 

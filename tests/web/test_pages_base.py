@@ -320,7 +320,7 @@ def test_a_failing_header_chip_does_not_break_the_page(served: ServedPanel, monk
     assert get_page(served, "/settings").status_code == 200
 
 
-def test_the_chip_is_for_admins(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_chips_are_shown_to_admins_only(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "jobs_chip", lambda _request: Chip("2 running", "/jobs", "running"))
     assert "2 running" in get_page(served, "/").text
     assert "2 running" not in get_page(served, "/judge", token=served.judge).text

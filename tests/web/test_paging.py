@@ -35,7 +35,7 @@ def test_the_pages_together_are_the_list(items: list[SortKey], limit: int) -> No
 
 
 @given(places, st.integers(1, 20), st.integers(1, 10))
-def test_new_rows_neither_shift_nor_double_a_page(items: list[SortKey], limit: int, count: int) -> None:
+def test_new_rows_neither_shift_nor_repeat_rows_of_a_page(items: list[SortKey], limit: int, count: int) -> None:
     newer = [SortKey(-1000 - number, "00") for number in range(count)]
     assert read_all_pages(items, limit, newer) == items
 

@@ -129,7 +129,7 @@ def test_a_run_of_another_experiment_is_not_found_here(served: ServedPanel) -> N
     assert served.get(f"{API}/runs/tip-bench-other/{run_id}").status_code == 200
 
 
-def test_a_run_that_is_not_there_is_not_found(served: ServedPanel) -> None:
+def test_an_unknown_run_is_not_found(served: ServedPanel) -> None:
     assert served.error(served.get(f"{RUNS}/{'0' * 32}")) == (404, "not_found")
 
 
@@ -213,7 +213,7 @@ def test_a_board_page_reads_cells_sheets_and_decisions_once(counting_panel: tupl
     assert sorted(map(str, store.kinds)) == ["cell", "decision", "judging"]
 
 
-def test_what_another_process_writes_shows_at_once(served: ServedPanel) -> None:
+def test_changes_by_another_process_show_at_once(served: ServedPanel) -> None:
     driver = driver_of(served)
     assert [served.get(path).status_code for path in PAGES] == [200] * 4
     driver.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel

@@ -284,7 +284,7 @@ def test_duels_of_an_unknown_sheet_are_refused(served: ServedPanel) -> None:
     assert page.status_code == 422
 
 
-def test_it_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
+def test_an_import_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
     from tipbench.record.mlflow import MlflowStore
 
     name = "tip-bench-import/ü 1"

@@ -133,7 +133,7 @@ def test_hostile_text_in_the_url_stays_text(served: ServedPanel) -> None:
 # Ollama's models
 
 
-def test_what_ollama_has_is_offered_and_what_may_run_is_preselected(home: Path) -> None:
+def test_models_on_ollama_are_offered_and_allowed_ones_preselected(home: Path) -> None:
     large = ModelSpec("large:e2b", params=4_460_000_000)
     with (
         ScriptedOllama(["alpha:135m", large]) as ollama,

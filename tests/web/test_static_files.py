@@ -19,7 +19,7 @@ def test_a_static_file_is_public_and_cached_permanently(served: ServedPanel) -> 
         assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_an_url_of_another_release_gives_the_current_file_uncached(served: ServedPanel) -> None:
+def test_a_url_of_another_release_gives_the_current_file_uncached(served: ServedPanel) -> None:
     response = served.get("/static/0123456789abcdef/base.css", token=None)
     assert (response.status_code, response.headers["cache-control"]) == (200, "no-cache")
     assert response.content == assets().content["base.css"]

@@ -184,7 +184,7 @@ def test_a_second_batch_is_delivered_with_all_pending_cells(bench: WebhookBench)
     assert [(payload["pending"], payload["new"]) for payload in bench.payloads()] == [(8, 8), (16, 8)]
 
 
-def test_an_external_collect_is_delivered_when_it_is_quiet(bench: WebhookBench) -> None:
+def test_cells_of_an_external_collect_are_delivered_once_nothing_changes(bench: WebhookBench) -> None:
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         bench.collect(prompts=prompt)
         bench.pass_time(times=1)
@@ -193,7 +193,7 @@ def test_an_external_collect_is_delivered_when_it_is_quiet(bench: WebhookBench) 
     assert [payload["pending"] for payload in bench.payloads()] == [24]
 
 
-def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: WebhookBench) -> None:
+def test_an_experiment_that_keeps_changing_is_delivered_eventually(bench: WebhookBench) -> None:
     bench.collect()
     for _ in range(int(MAX_CHANGING_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)

@@ -49,7 +49,7 @@ def wait_for_delivery(served: ServedPanel, state: str, wait_s: float = 120) -> A
         time.sleep(0.05)
 
 
-def test_a_test_reaches_the_receiver_signed(panel: ServedPanel, receiver: HookReceiver) -> None:
+def test_a_test_delivery_reaches_the_receiver_signed(panel: ServedPanel, receiver: HookReceiver) -> None:
     response = panel.post(f"{HOOK}/test", json={"experiment": EXPERIMENT})
     assert response.status_code == 200
     (request,) = receiver.requests

@@ -138,7 +138,7 @@ def score_on_both(batch: BatchPage, other: BatchPage, number: int) -> None:
 
 
 def relevance(judging: JudgingSite, sheet: str, number: int) -> int:
-    """The stored score of an item's first tip."""
+    """Return the stored score of an item's first tip."""
     found: int = judging.answer(sheet, number)["tips"][0]["scores"]["relevance"]
     return found
 

@@ -1,4 +1,4 @@
-"""Runs in Airflow, started and followed from the panel: chosen, waited for, answered when the last cell is judged."""
+"""Runs in Airflow, started and followed from the panel, and continued when the last cell is judged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scripted_airflow(home: Path) -> Iterator[ScriptedAirflow]:
         yield server
 
 
-# choosing
+# choosing the runner
 
 
 def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: ServedPanel) -> None:
@@ -146,7 +146,7 @@ def test_without_airflow_the_form_does_not_mention_it(served: ServedPanel) -> No
     assert "Airflow" not in served.get("/run").text
 
 
-# following
+# following a run
 
 
 def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
@@ -196,7 +196,7 @@ def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
         wait_for_job(served, job["id"], "succeeded")
 
 
-# what is seen in MLflow
+# counting cells in MLflow
 
 
 def new_job(home: Path, **changes: Any) -> Job:
@@ -209,10 +209,10 @@ def mlflow_lookup(home: Path, store: MemoryStore) -> PanelMlflowLookup:
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
-    seen = mlflow_lookup(home, answered_store())
-    assert seen.pending(new_job(home)) == 48
-    assert seen.pending(new_job(home, models=MODELS[0], prompts="v1")) == 8
-    assert seen.pending(new_job(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
+    lookup = mlflow_lookup(home, answered_store())
+    assert lookup.pending(new_job(home)) == 48
+    assert lookup.pending(new_job(home, models=MODELS[0], prompts="v1")) == 8
+    assert lookup.pending(new_job(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
 
 
 @pytest.mark.parametrize("changes", [{"n_tips": 4}, {"experiment": "tip-bench-other"}])
@@ -237,7 +237,7 @@ def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: st
     assert JobText(job, Progress()).may_reappear is found_again
 
 
-# who we are there
+# credentials and links
 
 
 def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_airflow: ScriptedAirflow) -> None:

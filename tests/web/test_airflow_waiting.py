@@ -42,7 +42,7 @@ def scripted_airflow(home: Path) -> Iterator[ScriptedAirflow]:
 
 @pytest.fixture
 def waiting_experiment(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str, Any]]]:
-    """A real MLflow with four answers, and the run that waits for them."""
+    """An MLflow with four answers, and the options of a run that waits for their scores."""
     name = f"tip-bench-waiting-{uuid4().hex[:8]}"
     with MlflowStore(mlflow_url) as store:
         found = record_cells(store, models=MODELS[:1], experiment=name, prompts="v1", n_scenarios=4)
@@ -50,7 +50,7 @@ def waiting_experiment(mlflow_url: str) -> Iterator[tuple[MlflowStore, dict[str,
         yield store, {**FEW, "experiment": name}
 
 
-# by whatever road
+# judged by batch, file or webhook
 
 
 def judge_by_batch(served: ServedPanel) -> None:
@@ -152,7 +152,7 @@ def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
         wait_for_job(served, again["id"], "succeeded")
 
 
-# counted cheaply
+# counting cells cheaply
 
 
 class CountingStore(MemoryStore):

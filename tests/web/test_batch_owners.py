@@ -31,7 +31,7 @@ def admin(served: ServedPanel) -> JudgeClient:
     return JudgeClient(served, served.admin)
 
 
-# whose it is
+# owners
 
 
 def test_a_judge_sees_only_its_own_batches(judge_client: JudgeClient) -> None:
@@ -112,7 +112,7 @@ def test_nothing_that_unblinds_is_in_the_panels_own_database(judge_client: Judge
 
 @pytest.fixture
 def tied(home: Path) -> Iterator[JudgeClient]:
-    """Everything is scored the same, so everything is tied."""
+    """A judge's client and a board on which all pairs tie."""
     store = MemoryStore()
     record_cells(store)
     with serve_panel(home, store) as served:

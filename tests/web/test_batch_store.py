@@ -41,7 +41,7 @@ EMPTY = ItemJudgement(State.EMPTY, BLANK)
 
 
 class OpenBatch:
-    """A store in a new folder, with its clock."""
+    """An open batch in a store in a new folder, with the store's clock."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock(1_000.0)
@@ -230,7 +230,7 @@ def test_a_clock_set_back_does_not_reduce_the_time(open_batch: OpenBatch) -> Non
     assert open_batch.put(0, "a", s=40).seconds == 0
 
 
-# batches and keys
+# batches and idempotency keys
 
 
 def test_the_open_batch_is_that_of_the_judge_the_kind_and_the_server(open_batch: OpenBatch) -> None:

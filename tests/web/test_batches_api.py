@@ -67,7 +67,7 @@ def admin(served: ServedPanel) -> JudgeClient:
     return JudgeClient(served, served.admin)
 
 
-# opening
+# opening a batch
 
 
 def test_a_batch_is_a_sheet_of_about_forty_items_under_the_judges_name(judge_client: JudgeClient) -> None:
@@ -150,7 +150,7 @@ def test_an_experiment_may_have_an_unusual_name(home: Path) -> None:
         assert served.get(batch["links"]["self"], token=served.judge).json()["batch"]["sheet"] == batch["sheet"]
 
 
-# looking
+# reading a batch
 
 
 def test_a_new_batch_shows_the_sheet_without_answers(judge_client: JudgeClient) -> None:
@@ -210,7 +210,7 @@ def test_responses_are_as_documented(judge_client: JudgeClient) -> None:
     fits(judge_client.served.get(f"{BATCHES}/{sheet}"), f"{base}/{{sheet}}", "get")
 
 
-# saving
+# saving items
 
 
 def test_saved_answers_survive_a_restart(home: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_median_time_of_an_item_is_there_for_the_judges_page(judge_client: J
     assert judge_client.served.app.state.batches.minutes_per_item(EXPERIMENT) == {JUDGE: pytest.approx(2.0)}
 
 
-# pages
+# paging
 
 
 def test_batches_come_in_pages_those_last_worked_on_first(served: ServedPanel) -> None:

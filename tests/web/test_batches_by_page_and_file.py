@@ -25,7 +25,7 @@ def judge_client(served: ServedPanel) -> JudgeClient:
 
 
 def _results(served: ServedPanel, judging: StoredSheet) -> dict[str, Any]:
-    """Return the result: all metrics and states, the single scores, the drift."""
+    """Return all metrics and states, the scores and the drift."""
     driver, stored = driver_of(served), stored_sheet(served, judging.sheet.id)
     scores = {run_id: [given.tips for given in found.counted] for run_id, found in driver.scores().items()}
     cells = {run_id: (run.metrics, run.state) for run_id, run in driver.cells().items()}
@@ -74,7 +74,7 @@ class ProcessKilled(Exception):
 
 
 class KilledStore(MemoryStore):
-    """Raises Killed at the n-th write, before or after executing it."""
+    """Raises ProcessKilled at the n-th write, before or after executing it."""
 
     writes_left: int | None = None
     fails_after_write = False

@@ -24,7 +24,7 @@ def admin(served: ServedPanel) -> JudgeClient:
     return JudgeClient(served, served.admin)
 
 
-# closing
+# closing a batch
 
 
 def test_a_closed_batch_counts(judge_client: JudgeClient) -> None:

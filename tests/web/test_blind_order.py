@@ -1,7 +1,7 @@
 """Blind without names: neither order nor ids nor structure of a response reveal the model or a control.
 
-Two worlds that differ in nothing but who wrote what show a judge the same; many batches are drawn and counted; and a
-control is treated like any other item.
+Two panels that differ only in the authors of the answers show a judge the same. Many batches are drawn and counted.
+A control is treated like any other item.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from web.panels import API, ServedPanel, serve_panel
 
 @dataclass(frozen=True)
 class JudgeView:
-    """What one of the two worlds shows, without the times, and who wrote what there."""
+    """What a judge sees of one panel, without times, and the authors of its answers."""
 
     shown: Any
     files: tuple[bytes, ...]
@@ -50,7 +50,7 @@ def without_times(value: Any) -> Any:
 def view_as_judge(
     home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]
 ) -> JudgeView:
-    """A judge's work in a world where chance always falls the same, and only the names are as given."""
+    """Judge a batch with fixed random draws, and with these names of models and prompts."""
     rng, number = random.Random(4), count()
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
     monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(5))
@@ -77,7 +77,7 @@ def view_as_judge(
 def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same texts, same chance, names exchanged: every item, id, place and number has to be the same."""
+    """With the same texts and draws but exchanged names, every item, id, position and number is the same."""
     first = view_as_judge(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
     second = view_as_judge(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
     assert first.authors.keys() == second.authors.keys()
@@ -89,20 +89,20 @@ def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch as its judge has it, and the key to it."""
+    """A batch as its judge sees it, and its key."""
 
     items: Sequence[Mapping[str, Any]]
     judging: StoredSheet
     models: Mapping[str, str]  # by run
 
     def marks(self, what: str) -> list[bool]:
-        """Of each item in order, whether it is what is looked for."""
+        """Return for each item in order whether it is a control, or from this model."""
         if what in MODELS:
             return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
         return [entry.kind is ItemKind(what) for entry in self.judging.entries]
 
     def by_id(self, what: str) -> list[bool]:
-        """The same in the order of the ids."""
+        """Return the same in the order of the ids."""
         marks = dict(zip((item["item"] for item in self.items), self.marks(what), strict=True))
         return [marks[item] for item in sorted(marks)]
 
@@ -128,7 +128,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[DrawnBatch]:
 
 
 def rank_deviation(rows: Sequence[Sequence[bool]]) -> float:
-    """How far the marked ones stand to one end, in standard deviations of what chance does (rank sums)."""
+    """Return how far the marked items are from the middle, in standard deviations of random orders (rank sums)."""
     off, spread = 0.0, 0.0
     for row in rows:
         n, k = len(row), sum(row)
@@ -138,7 +138,7 @@ def rank_deviation(rows: Sequence[Sequence[bool]]) -> float:
 
 
 def clustering(rows: Sequence[Sequence[bool]]) -> float:
-    """How much more often marked ones are neighbours than when the rows are shuffled, in standard deviations."""
+    """Return how much more often marked items are neighbours than in shuffled rows, in standard deviations."""
 
     def neighbours(each: Sequence[Sequence[bool]]) -> int:
         return sum(one and other for row in each for one, other in pairwise(row))
@@ -154,7 +154,7 @@ def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[Dr
         assert sum(map(sum, rows)) > BATCHES_DRAWN
         assert abs(rank_deviation(rows)) < 5.5
         assert abs(clustering(rows)) < 6
-    assert abs(rank_deviation([sorted(row) for row in rows])) > 5.5  # it would be seen
+    assert abs(rank_deviation([sorted(row) for row in rows])) > 5.5  # the measure detects a sorted order
     assert abs(clustering([sorted(row) for row in rows])) > 6
 
 
@@ -168,18 +168,18 @@ def test_item_ids_are_unique_and_not_derived_from_run_ids(batches: list[DrawnBat
         assert not any(item in run or run[:10] in item for item, run in runs.items() if run)
 
 
-# what a control is known by
+# fields of a control
 
 
 def field_types(value: Any) -> Any:
-    """The fields and their types, without values."""
+    """Return the fields and their types, without values."""
     if isinstance(value, Mapping):
         return tuple((key, field_types(each)) for key, each in value.items())
     return tuple(field_types(each) for each in value) if isinstance(value, list) else type(value).__name__
 
 
 def split_controls(each: DrawnBatch) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The items that are controls, and the others."""
+    """Return the items that are controls, and the others."""
     marks = each.marks("control")
     items = list(zip(each.items, marks, strict=True))
     return [item for item, marked in items if marked], [item for item, marked in items if not marked]
@@ -208,11 +208,11 @@ def visible_flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(bool(tip["rationale"]) for tip in item["tips"])
 
 
-# how a control is treated
+# responses about a control
 
 
 def find_alike_items(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """A batch of the judge's, and of it a control and an answer with the same flags."""
+    """Open a batch; return its sheet, and a control and an answer in it with the same flags."""
     sheet = judge_client.open()["sheet"]
     items = judge_client.get_batch(sheet)["items"]
     behind = {entry.item.id: entry.kind for entry in stored_sheet(judge_client.served, sheet).entries}
@@ -229,7 +229,7 @@ def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def judge_in_steps(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
-    """All that is answered while an item is judged, without what names it."""
+    """Judge an item step by step; return all responses, without the item's id."""
     own = item["item"]
     tips = scored_tips(item, note="n")
     responses = [

@@ -1,6 +1,6 @@
 """Blind over HTTP: no response to a judge reveals the model, prompt or run of an item.
 
-Every response a judge gets, on every route, is searched for names that no page has by chance.
+Every response to a judge, on every route, is searched for names that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def test_no_failure_of_mlflow_unblinds(detector: LeakDetector, as_judge: Callabl
 
 
 def test_the_detector_finds_secrets_in_responses_to_an_admin(detector: LeakDetector) -> None:
-    """Shows that the search finds secrets."""
+    """Checks the detector itself."""
     served = detector.served
     served.log_in(served.admin)
     for path in (f"/experiments/{EXPERIMENT}/runs", "/settings", f"/experiments/{EXPERIMENT}/judges", "/"):

@@ -35,14 +35,14 @@ BOARDS = {
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
-    """Read by many tests, changed by none."""
+    """A panel that tests only read."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
 
 @pytest.fixture
 def own_panel(home: Path) -> Iterator[ServedPanel]:
-    """One for a test alone."""
+    """A panel of one test, which may change it."""
     with judged_panel(home) as served:
         yield served
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tipbench.cli import panel, token
 from tipbench.cli.main import RootGroup
 
-# Assembled as main.py does, so that these tests do not depend on what else is registered there.
+# Assembled as main.py does, so that these tests do not depend on other commands.
 app = typer.Typer(cls=RootGroup, pretty_exceptions_enable=False)
 app.add_typer(token.app, name="token")
 app.command("panel")(panel.panel)
@@ -45,7 +45,7 @@ def run_command(*arguments: str) -> Any:
 
 
 def create_token(*arguments: str) -> dict[str, Any]:
-    """A new token, as JSON."""
+    """Create a token and return it as JSON."""
     result = run_command("token", "create", *arguments, "--json")
     assert result.exit_code == 0, result.stderr
     answer: dict[str, Any] = json.loads(result.stdout)

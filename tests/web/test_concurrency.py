@@ -27,7 +27,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait only briefly for a slot."""
+    """Let requests wait only briefly for a slot."""
     monkeypatch.setattr(security, "SHEET_REQUEST_WAIT_S", 0.1)
     monkeypatch.setattr(security, "FILLED_SHEET_WAIT_S", 0.1)
 
@@ -40,7 +40,7 @@ def served(home: Path) -> Iterator[ServedPanel]:
 
 @contextmanager
 def occupy_slots(served: ServedPanel, token: str, times: int = 1) -> Iterator[None]:
-    """The number of slow requests of a token that have not ended."""
+    """Occupy slots as slow requests of a token do."""
     known = served.panel.authenticator.by_token(token, "test")
     portal = served.client.portal
     assert portal is not None

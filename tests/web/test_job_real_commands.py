@@ -109,7 +109,7 @@ def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: 
 
 
 def check_log(served: ServedPanel, job_id: str, experiment: str) -> None:
-    """The log is plain text, and no longer than requested."""
+    """Check that the log is plain text, and no longer than requested."""
     whole = served.get(f"{JOBS}/{job_id}/log")
     tail = served.get(f"{JOBS}/{job_id}/log?bytes=150")
     assert experiment in whole.text

@@ -36,7 +36,7 @@ def move(served: ServedPanel, job_id: str, *states: JobState, **details: Any) ->
         assert store.move(job_id, store.get(job_id).state, state, **details) is not None
 
 
-# starting
+# starting runs
 
 
 def test_a_run_is_accepted_as_a_job(served: ServedPanel) -> None:
@@ -170,7 +170,7 @@ def test_an_allowed_server_is_used_with_its_hidden_login(home: Path) -> None:
     assert not any("hidden" in text for text in shown)
 
 
-# judging
+# automatic judges
 
 
 def test_an_automatic_judge_is_a_job(served: ServedPanel) -> None:
@@ -376,7 +376,7 @@ def test_a_retry_names_no_server_that_is_no_longer_allowed(home: Path) -> None:
         assert served.error(served.post(f"{JOBS}/{job_id}/retry")) == (403, "not_allowed")
 
 
-# the rest
+# metrics, documentation, settings
 
 
 def test_the_counters_have_jobs_by_state_and_the_queue(served: ServedPanel, five_jobs: list[str]) -> None:

@@ -291,7 +291,7 @@ def test_a_judge_may_revise_a_sheet_a_few_times_then_only_an_admin(served: Serve
 
 
 def _fill_items(served: ServedPanel, sheet: dict[str, Any], count: int) -> dict[str, Any]:
-    """The first `count` items filled in, the others blank."""
+    """Fill the first `count` items of a sheet."""
     raw = fill_sheet(served, json.loads(json.dumps(sheet)))
     return {**raw, "items": [*raw["items"][:count], *sheet["items"][count:]]}
 

@@ -34,20 +34,20 @@ def get_judging_page(served: ServedPanel) -> str:
 
 
 def submit_form(served: ServedPanel, page: str, action: str, **fields: str) -> Any:
-    """A form of a page, filled and sent as a browser does."""
+    """Fill and submit a form of a page as a browser does."""
     body = PageForm(page, action).body(**fields)
     return served.post(action, token=None, headers=HEADERS, content=body)
 
 
 def open_batch(served: ServedPanel, **fields: str) -> str:
-    """The address of the batch that the first button leads to."""
+    """Open a batch with the first button; return its path."""
     response = submit_form(served, get_judging_page(served), "/judge/batches", **{"kind": "sheet", **fields})
     assert response.status_code == 303, response.text
     return str(response.headers["location"])
 
 
 def judge_and_close(served: ServedPanel, rule: Any, *, omit_last: int = 0) -> str:
-    """The page of a batch that was judged by a rule and closed."""
+    """Judge a batch by a rule and close it; return its path."""
     path = open_batch(served)
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(served, served.judge)
     judge_client.submit(fill(stored_sheet(served, sheet), rule), omit_last=omit_last)

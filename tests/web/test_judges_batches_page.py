@@ -33,7 +33,7 @@ def get_judges_page(served: ServedPanel, query: str = "") -> str:
 
 
 def row_of(page: str, sheet: str) -> str:
-    """The text of a batch's row."""
+    """Return the text of a batch's row."""
     found = re.search(rf'<tr[^>]* id="batch-{sheet}">(.*?)</tr>', page, re.DOTALL)
     assert found, f"no batch {sheet}"
     return page_text(found[1])
@@ -113,7 +113,7 @@ def test_a_judges_odd_name_is_shown_as_text(served: ServedPanel) -> None:
     assert "x&lt;img src=y&gt;" in get_judges_page(served)
 
 
-# held ones
+# held batches
 
 
 def test_a_held_batch_shows_the_reason_and_both_actions(judge_client: JudgeClient) -> None:
@@ -210,7 +210,7 @@ def test_a_batch_of_another_experiment_is_not_decided_on_here(judge_client: Judg
     assert judge_client.get_batch(sheet)["batch"]["status"] == "held"
 
 
-# judge now
+# links for judges
 
 
 def test_the_address_for_a_judge_is_whole_and_leads_to_the_experiment(served: ServedPanel) -> None:

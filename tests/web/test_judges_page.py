@@ -45,7 +45,7 @@ def held_sheet(served: ServedPanel, judge: str = "carla") -> str:
     return applied.sheet
 
 
-# what it shows
+# content
 
 
 def test_the_numbers_are_those_of_the_api(pages: SamplePages) -> None:
@@ -136,7 +136,7 @@ def test_without_judges_the_page_shows_the_next_step(served: ServedPanel) -> Non
     assert "No sheets yet." in text
 
 
-# sheets out
+# exporting sheets
 
 
 def test_an_exported_sheet_has_the_requested_format(served: ServedPanel) -> None:
@@ -278,7 +278,7 @@ def test_an_invalid_automatic_judge_is_reported_on_the_page(served: ServedPanel)
         assert served.get(f"{API}/jobs").json()["items"] == []
 
 
-# numbers to words and pictures
+# words and charts for numbers
 
 
 def test_an_alpha_is_described_in_words() -> None:

@@ -63,14 +63,14 @@ QUERIES = [
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
-    """Read by many tests, changed by none."""
+    """A panel that tests only read."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
 
 @pytest.fixture
 def own_panel(home: Path) -> Iterator[ServedPanel]:
-    """One for a test alone."""
+    """A panel of one test, which may change it."""
     with judged_panel(home, n_scenarios=2) as served:
         yield served
 
@@ -81,7 +81,7 @@ def board_of(served: ServedPanel, query: str = "") -> dict[str, object]:
 
 
 def shown_rows(page: Page) -> list[str]:
-    """The rows of the table as they stand, by where they lead."""
+    """Return the pairs that the table's rows link to, in order."""
     rows = [dict(query_of(link)) for link in page.links(f"{BOARD}/pairs")]
     return [f"{row['model']}/{row['prompt']}" for row in rows]
 
@@ -127,7 +127,7 @@ def test_every_link_to_the_board_can_be_followed(judged: ServedPanel) -> None:
             assert judged.get(link, headers=HTML).status_code == 200, link
 
 
-# the question in the URL
+# the query in the URL
 
 _names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60).filter(str.strip)
 _rows = st.builds(Pair, _names, _names.filter(lambda name: "/" not in name))
@@ -261,7 +261,7 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
         assert "not ranked" in page.text
 
 
-# what there is to see
+# content
 
 
 def test_the_summary_of_the_judging_names_judges_agreement_and_rubric(own_panel: ServedPanel) -> None:
@@ -362,7 +362,7 @@ def test_the_markdown_download_is_what_compare_prints(judged: ServedPanel) -> No
     assert response.text.startswith(f"## {EXPERIMENT}")
 
 
-# when there is not much
+# little or no data
 
 
 def test_an_experiment_without_cells_shows_how_to_start(empty: ServedPanel) -> None:
@@ -406,7 +406,7 @@ def test_an_unknown_experiment_is_not_found(judged: ServedPanel) -> None:
     assert judged.error(judged.get("/experiments/tip-bench-none"))[0] == 404
 
 
-# names
+# unusual names
 
 LONG = "hf.co/an-organisation/" + "a-model-with-a-name-that-never-ends-" * 5 + ":Q4_K_M"
 MODELS = ("<script>alert(1)</script>", "a?b=c&d#e;f%2Fg+h"), (LONG, "\u202eright to left\u202c שלום")

@@ -20,7 +20,7 @@ PLAN = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 1}
 
 
 def cookie_of(response: Any) -> Any:
-    """The one cookie that a response sets."""
+    """Return the only cookie that a response sets."""
     (cookie,) = SimpleCookie(response.headers["set-cookie"]).values()
     return cookie
 
@@ -182,7 +182,7 @@ def test_a_change_of_the_same_origin_is_accepted(served: ServedPanel) -> None:
     assert response.status_code == 303
 
 
-# guessing
+# failed attempts
 
 
 def test_failed_logins_are_rate_limited(served: ServedPanel) -> None:
@@ -238,7 +238,7 @@ def test_the_login_page_shows_how_long_to_wait(served: ServedPanel) -> None:
     assert "Try again in" in page.text
 
 
-# where a login leads
+# redirects after a login
 
 
 def test_a_path_of_the_panel_is_a_valid_redirect() -> None:

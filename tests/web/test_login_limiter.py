@@ -18,7 +18,7 @@ from tipbench.web.security import client_key
 
 
 def fail(attempts: LoginLimiter, clock: Clock, times: int, client: str = "a") -> list[float]:
-    """Failed tries of one client, each as soon as it is allowed; how long each had to wait for."""
+    """Fail as one client, each time as soon as it is allowed; return how long each attempt had to wait."""
     waits = []
     for _ in range(times):
         waited = attempts.count_failure(client)

@@ -25,7 +25,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def schema_for(document: dict[str, Any], path: str, method: str, status: int) -> dict[str, Any]:
-    """The schema of a response, with the definitions it refers to."""
+    """Return the schema of a response, with the definitions it refers to."""
     content = document["paths"][path][method]["responses"][str(status)]["content"]
     return {**content["application/json"]["schema"], "components": document["components"]}
 

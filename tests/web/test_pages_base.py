@@ -30,7 +30,7 @@ HOSTILE = "<script>alert(1)</script>\"'&\u202e\u200b\x00\ud800"
 
 
 class PageElements(HTMLParser):
-    """What a browser would find in a page."""
+    """The elements of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_no_macro_lets_text_become_markup() -> None:
         assert all("onerror" not in attributes for _, attributes in PageElements(page).elements)
 
 
-# what is shown
+# filters for texts and numbers
 
 
 @given(st.text(max_size=40))

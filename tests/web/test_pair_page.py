@@ -31,7 +31,7 @@ OTHER = "beta:1b/v2-mentor"
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
-    """Read by many tests, changed by none."""
+    """A panel that tests only read."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 

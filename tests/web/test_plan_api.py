@@ -116,7 +116,7 @@ def test_an_unknown_prompt_is_rejected(served: ServedPanel) -> None:
         assert served.error(served.post(f"{API}/plan", json={**SMALL, "prompts": prompt}))[0] == 400
 
 
-# what a configuration may name
+# allowed servers and folders
 
 URLS = {
     "OLLAMA_HOST": "gpu-box:11434",

@@ -19,7 +19,7 @@ RUNS = f"{API}/runs/{EXPERIMENT}"
 
 
 def all_pages(served: ServedPanel, path: str, limit: int) -> list[dict[str, Any]]:
-    """Every item, page by page."""
+    """Read every item, page by page."""
     items: list[dict[str, Any]] = []
     following = ""
     for _ in range(100):
@@ -157,7 +157,7 @@ def test_an_experiments_name_may_have_slashes_spaces_and_special_characters(home
 
 
 class CountingStore(MemoryStore):
-    """Counts the reads that cost something."""
+    """Counts the reads of runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ CHECKS = (
 LIMIT_S = 240  # of one run, on a busy machine; alone it takes half a minute
 pytestmark = pytest.mark.process
 
-REVOKE = "/api/bench/tokens/{token_id}"  # would end the very token it comes with
+REVOKE = "/api/bench/tokens/{token_id}"  # would revoke the token of the request
 SCALES = ("relevance", "actionability", "tone")
 REAL_SHARE = 0.8  # share of the values that name existing objects
 
@@ -69,7 +69,7 @@ def sample_site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
 
 
 def _job_status(job: Job) -> JobStatus:
-    """Jobs that run, fail or succeed."""
+    """Let jobs run, fail or succeed."""
     ends = {
         "0": JobStatus(JobState.RUNNING),
         "1": JobStatus(JobState.FAILED, 1, "It had to."),
@@ -89,7 +89,7 @@ def _events(job: Job) -> Sequence[events.Event]:
 
 @dataclass(frozen=True)
 class BatchMaker:
-    """Batches that wait for something, over HTTP as a judge makes them."""
+    """Opens batches over HTTP as a judge does."""
 
     site: Site
     experiment: str
@@ -102,12 +102,12 @@ class BatchMaker:
         return response.json()
 
     def open_batch(self, token: str) -> tuple[str, list[dict[str, Any]]]:
-        """A batch of this token's owner, with its items."""
+        """Open a batch of this token's owner; return its sheet and items."""
         sheet = self.request("POST", token, json={})["batch"]["sheet"]
         return sheet, self.request("GET", token, f"/{sheet}")["items"]
 
     def hold_batch(self) -> str:
-        """A held batch of a judge who gives a 5 for everything."""
+        """Close a batch in which everything has a 5, so that it is held; return its sheet."""
         _, token = self.site.panel.authenticator.tokens.create(Role.JUDGE, "careless", life_s=None)
         sheet, items = self.open_batch(token)
         for item in items:
@@ -120,7 +120,7 @@ class BatchMaker:
 
 
 def path_values(site: Site, content: SampleExperiment, token: str | None) -> dict[str, Sequence[str | int]]:
-    """Existing names by parameter, among them batches of the token's owner."""
+    """Return existing values by path parameter, among them batches of the token's owner."""
     pair = content.pairs[0]
     batches = BatchMaker(site, content.name)
     held = batches.hold_batch()
@@ -148,7 +148,7 @@ def path_values(site: Site, content: SampleExperiment, token: str | None) -> dic
 
 
 def write_config(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
-    """Schemathesis' own settings: most values name something there is, the others are anything."""
+    """Write Schemathesis' settings: most values name existing objects, the others are arbitrary."""
     lines = ["max-stream-events = 1", "[parameters]"]  # a stream goes on as long as its job
     lines += [
         f"{json.dumps(place)} = {{ dictionary = {json.dumps(place.replace('.', '-'))}, probability = {REAL_SHARE} }}"

@@ -54,7 +54,7 @@ VALUES = [*TEXTS, *NUMBERS, None, True, [], {}, [{"tip_id": "t"}], [{"tip_id": "
 
 
 def places(value: Any) -> list[tuple[Any, str | int]]:
-    """Every place in a request: what contains it, and its key there."""
+    """Return every value of a request as its container and its key there."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
     return [place for key, each in items for place in ((value, key), *places(each))]
 

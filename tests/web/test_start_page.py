@@ -23,7 +23,7 @@ UNREACHABLE = "127.0.0.1:9"
 
 @pytest.fixture
 def served(home: Path) -> Iterator[ServedPanel]:
-    """Nothing recorded, no Ollama; jobs stay in the queue."""
+    """A panel without recorded runs and without Ollama; jobs stay in the queue."""
     with serve_panel(home, environment={"OLLAMA_HOST": UNREACHABLE}) as panel:
         yield panel
 
@@ -51,7 +51,7 @@ def list_jobs(served: ServedPanel) -> list[Any]:
 
 
 def message_at(page: str, key: str) -> str:
-    """The message at a field, or an empty text."""
+    """Return the message at a field, or an empty text."""
     _, _, after = page.partition(f'id="{key}-error">')
     return unescape(after.partition("</p>")[0].partition("</span>")[2]).strip()
 
@@ -241,7 +241,7 @@ def test_an_unavailable_ollama_is_reported_at_its_field(served: ServedPanel) -> 
     assert "does not respond" in message_at(response.text, "ollama_url")
 
 
-# what is wrong
+# mistakes
 
 
 def test_an_invalid_value_is_reported_at_its_field_and_kept(served: ServedPanel) -> None:
@@ -289,7 +289,7 @@ def test_a_body_that_is_not_a_form_is_refused(served: ServedPanel) -> None:
     assert served.post("/run", json=SMALL).status_code == 422
 
 
-# the start
+# starting
 
 
 def test_start_leads_to_the_job(served: ServedPanel) -> None:
@@ -322,7 +322,7 @@ def test_a_form_sent_again_with_other_values_needs_a_confirmation(served: Served
     assert sorted(job["arguments"]["n_tips"] for job in list_jobs(served)) == [3, 4]
 
 
-# who may
+# CSRF token, JSON
 
 
 def test_with_a_cookie_the_form_needs_its_csrf_token(served: ServedPanel) -> None:

@@ -76,7 +76,7 @@ class WebhookBench:
         self.database.close()
 
     def collect(self, **options: Any) -> None:
-        """Cells collected by another process."""
+        """Record cells as another process does."""
         found = record_cells(self.runs, **{"models": ("alpha:135m",), "prompts": "v1", **options})
         self.runs.mark_changed(found.experiment_id)
 
@@ -109,7 +109,7 @@ def respond_with(*statuses: int) -> Callable[[HookRequest], int]:
     return lambda _request: left.pop(0) if left else 204
 
 
-# What is delivered, and when
+# Deliveries
 
 
 def test_new_pending_cells_are_delivered_once(bench: WebhookBench) -> None:
@@ -250,7 +250,7 @@ def test_nothing_is_done_while_another_panel_leads(bench: WebhookBench) -> None:
     assert bench.payloads() == []
 
 
-# Trying again
+# Retries
 
 
 def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: WebhookBench) -> None:

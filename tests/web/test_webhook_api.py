@@ -29,7 +29,7 @@ def receiver() -> Iterator[HookReceiver]:
 
 @pytest.fixture
 def panel(home: Path, receiver: HookReceiver) -> Iterator[ServedPanel]:
-    """A panel with a webhook; another process seems to lead, so that it sends tests only."""
+    """A panel with a webhook that only sends tests, because another process seems to be the supervisor."""
     with serve_panel(home, answered_store(), environment(receiver)) as served:
         yield served
 
@@ -39,7 +39,7 @@ def environment(receiver: HookReceiver, **more: str) -> dict[str, str]:
 
 
 def wait_for_delivery(served: ServedPanel, state: str, wait_s: float = 120) -> Any:
-    """Return the deliveries once the newest has this state."""
+    """Wait until the newest delivery has this state; return all deliveries."""
     deadline = time.monotonic() + wait_s
     while True:
         items = served.get(f"{HOOK}/deliveries").json()["items"]

@@ -53,10 +53,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": board(hostile),
     }
     files = {}
-    for name, made in boards.items():
+    for name, leaderboard in boards.items():
         tips = HOSTILE if name == "hostile" else ()
         files[name] = folder / f"{name}.html"
-        files[name].write_text(html_report(made, answers(made, tips=tips), judging()), "utf-8")
+        files[name].write_text(html_report(leaderboard, answers(leaderboard, tips=tips), judging()), "utf-8")
     return files
 
 
@@ -166,12 +166,12 @@ def test_hovering_over_a_mark_shows_its_values(open_report: ReportOpener) -> Non
 
 def test_answers_open_with_the_keyboard(open_report: ReportOpener) -> None:
     tab = open_report()
-    fold = tab.page.locator("#answers details").first
-    assert not fold.locator("article").first.is_visible()
-    fold.locator("summary").focus()
+    details = tab.page.locator("#answers details").first
+    assert not details.locator("article").first.is_visible()
+    details.locator("summary").focus()
     tab.page.keyboard.press("Enter")
-    fold.locator("article").first.wait_for()
-    assert fold.locator("article").count() == 12
+    details.locator("article").first.wait_for()
+    assert details.locator("article").count() == 12
 
 
 def test_model_output_is_shown_exactly(open_report: ReportOpener) -> None:

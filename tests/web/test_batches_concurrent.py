@@ -96,7 +96,7 @@ def check_nothing_shown_to_others(judge_client: JudgeClient, name: str, raws: Ma
 def test_each_version_of_an_item_is_saved_by_one_of_two_tabs(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
     sheet, item = first_item(judge_client)
-    made: list[int] = []
+    saved_versions: list[int] = []
 
     def save_in_tab(at: int) -> None:
         version = 0
@@ -107,11 +107,12 @@ def test_each_version_of_an_item_is_saved_by_one_of_two_tabs(served: ServedPanel
                 version = response.json()["detail"]["answer"]["version"]
                 continue
             version = response.json()["answer"]["version"]
-            made.append(version)
+            saved_versions.append(version)
 
     in_threads(2, save_in_tab)
     steps = judge_client.request("GET", f"/{sheet}/items/{item['item']}/history").json()["items"]
-    assert sorted(made) == list(range(1, len(made) + 1)) == sorted(step["version"] for step in steps)
+    stored_versions = sorted(step["version"] for step in steps)
+    assert sorted(saved_versions) == list(range(1, len(saved_versions) + 1)) == stored_versions
 
 
 def test_closing_twice_at_once_applies_once(served: ServedPanel) -> None:

@@ -95,15 +95,15 @@ class DrawnBatch:
     judging: StoredSheet
     models: Mapping[str, str]  # by run
 
-    def marks(self, what: str) -> list[bool]:
+    def marks(self, kind: str) -> list[bool]:
         """Return for each item in order whether it is a control, or from this model."""
-        if what in MODELS:
-            return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
-        return [entry.kind is ItemKind(what) for entry in self.judging.entries]
+        if kind in MODELS:
+            return [self.models.get(entry.run_id or "") == kind for entry in self.judging.entries]
+        return [entry.kind is ItemKind(kind) for entry in self.judging.entries]
 
-    def by_id(self, what: str) -> list[bool]:
+    def by_id(self, kind: str) -> list[bool]:
         """Return the same in the order of the ids."""
-        marks = dict(zip((item["item"] for item in self.items), self.marks(what), strict=True))
+        marks = dict(zip((item["item"] for item in self.items), self.marks(kind), strict=True))
         return [marks[item] for item in sorted(marks)]
 
 
@@ -148,9 +148,9 @@ def clustering(rows: Sequence[Sequence[bool]]) -> float:
     return (neighbours(rows) - fmean(chance)) / pstdev(chance)
 
 
-@pytest.mark.parametrize("what", [MODELS[0], "control"])
-def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[DrawnBatch], what: str) -> None:
-    for rows in ([each.marks(what) for each in batches], [each.by_id(what) for each in batches]):
+@pytest.mark.parametrize("kind", [MODELS[0], "control"])
+def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[DrawnBatch], kind: str) -> None:
+    for rows in ([each.marks(kind) for each in batches], [each.by_id(kind) for each in batches]):
         assert sum(map(sum, rows)) > BATCHES_DRAWN
         assert abs(rank_deviation(rows)) < 5.5
         assert abs(clustering(rows)) < 6
@@ -215,10 +215,10 @@ def find_alike_items(judge_client: JudgeClient) -> tuple[str, dict[str, Any], di
     """Open a batch; return its sheet, and a control and an answer in it with the same flags."""
     sheet = judge_client.open()["sheet"]
     items = judge_client.get_batch(sheet)["items"]
-    behind = {entry.item.id: entry.kind for entry in stored_sheet(judge_client.served, sheet).entries}
+    kinds_by_item = {entry.item.id: entry.kind for entry in stored_sheet(judge_client.served, sheet).entries}
     for one in items:
         for other in items:
-            kinds = (behind[one["item"]], behind[other["item"]])
+            kinds = (kinds_by_item[one["item"]], kinds_by_item[other["item"]])
             if kinds == (ItemKind.CONTROL, ItemKind.CELL) and flags(one) == flags(other):
                 return sheet, one, other
     raise AssertionError("no two items are alike")

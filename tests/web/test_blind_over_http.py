@@ -27,8 +27,8 @@ HTML, JSON = {"Accept": "text/html"}, {"Accept": "application/json"}
 
 @pytest.fixture
 def detector(home: Path) -> Iterator[LeakDetector]:
-    with serve_with_secrets(home) as made:
-        yield made
+    with serve_with_secrets(home) as detector:
+        yield detector
 
 
 def path_values(detector: LeakDetector, sheet: str, item: str) -> dict[str, str]:

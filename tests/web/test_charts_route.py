@@ -55,8 +55,8 @@ def test_every_chart_is_a_picture_in_its_colours(judged: ServedPanel) -> None:
         assert f'fill="{theme.background}"' in response.text
 
 
-def rendered_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
-    svg = to_svg(DRAWN[kind].draw(made, narrow=narrow))
+def rendered_size(leaderboard: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[float, float]:
+    svg = to_svg(DRAWN[kind].draw(leaderboard, narrow=narrow))
     found = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg)
     assert found
     return float(found[1]), float(found[2])
@@ -65,9 +65,9 @@ def rendered_size(made: Leaderboard, kind: ChartKind, *, narrow: bool) -> tuple[
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_predicted_size_is_close_to_the_real_one(name: str, narrow: bool) -> None:
-    made = BOARDS[name]
-    for kind in kinds_of(made):
-        predicted, real = chart_size(kind, made, narrow=narrow), rendered_size(made, kind, narrow=narrow)
+    leaderboard = BOARDS[name]
+    for kind in kinds_of(leaderboard):
+        predicted, real = chart_size(kind, leaderboard, narrow=narrow), rendered_size(leaderboard, kind, narrow=narrow)
         for mine, theirs in zip(predicted, real, strict=True):
             assert mine == pytest.approx(theirs, rel=0.12, abs=16), (kind, predicted, real)
 

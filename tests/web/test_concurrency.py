@@ -34,8 +34,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(home: Path) -> Iterator[ServedPanel]:
-    with serve_panel(home, answered_store()) as found:
-        yield found
+    with serve_panel(home, answered_store()) as panel:
+        yield panel
 
 
 @contextmanager

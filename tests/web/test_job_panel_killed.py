@@ -137,12 +137,12 @@ def test_two_panels_on_one_home_share_their_jobs_and_one_takes_over(
         options = run_options("shared")
         job = second.run("key-1", **options)
         assert first.run("key-1", **options)["id"] == job["id"]
-        behind = second.run(**run_options("behind"))
-        assert first.job(behind["id"])["place"] in (1, 2)
+        queued = second.run(**run_options("behind"))
+        assert first.job(queued["id"])["place"] in (1, 2)
         with read_events(second.client, job["id"]) as reader:
             reader.read_until("cell_finished")
             first.kill()
             assert reader.read_until("end")[-1].data["job"]["state"] == "succeeded"
-        assert second.wait_for_end(behind["id"])["job"]["state"] == "succeeded"
+        assert second.wait_for_end(queued["id"])["job"]["state"] == "succeeded"
         assert len(slow_ollama.log.calls()) - before == 2 * CELLS, "nothing was generated twice"
         assert slow_ollama.log.max_resident == 1

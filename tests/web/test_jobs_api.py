@@ -96,22 +96,22 @@ def test_an_invalid_key_is_refused(served: ServedPanel) -> None:
 
 
 def test_twenty_concurrent_clicks_start_one_job(served: ServedPanel) -> None:
-    made: list[tuple[str, bool]] = []
+    started: list[tuple[str, bool]] = []
     start = threading.Barrier(20)
 
     def click() -> None:
         start.wait()
         response = start_run(served, "click-1")
-        made.append((accepted_job(response)["id"], response.json()["new"]))
+        started.append((accepted_job(response)["id"], response.json()["new"]))
 
     threads = [threading.Thread(target=click) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(made) == 20
-    assert len({job_id for job_id, _ in made}) == 1
-    assert [new for _, new in made].count(True) == 1
+    assert len(started) == 20
+    assert len({job_id for job_id, _ in started}) == 1
+    assert [new for _, new in started].count(True) == 1
     assert len(served.get(JOBS).json()["items"]) == 1
 
 

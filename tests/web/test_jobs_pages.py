@@ -89,8 +89,8 @@ def scripted_panel(home: Path, **environment: str) -> Iterator[ScriptedPanel]:
 
 @pytest.fixture
 def panel(home: Path) -> Iterator[ScriptedPanel]:
-    with scripted_panel(home) as made:
-        yield made
+    with scripted_panel(home) as panel:
+        yield panel
 
 
 HALF = (

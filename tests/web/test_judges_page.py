@@ -25,8 +25,8 @@ JUDGES = f"/experiments/{EXPERIMENT}/judges"
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePages]:
-    with serve_sample_pages(tmp_path_factory.mktemp("judges") / "home") as found:
-        yield found
+    with serve_sample_pages(tmp_path_factory.mktemp("judges") / "home") as pages:
+        yield pages
 
 
 def get_judges_page(served: ServedPanel, query: str = "") -> str:
@@ -155,10 +155,10 @@ def test_a_download_has_the_bytes_of_the_api(served: ServedPanel) -> None:
     applied = driver_of(served).judged_by("anna", limit=6)
     for filled in (False, True):
         for form in ("json", "csv"):
-            mine = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
+            download = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
             body = {"sheet": applied.sheet, "filled": filled, "format": form}
-            assert mine.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=body).content
-            assert mine.headers["content-disposition"].startswith("attachment")
+            assert download.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=body).content
+            assert download.headers["content-disposition"].startswith("attachment")
 
 
 def test_the_options_of_the_form_are_those_of_the_sheet(served: ServedPanel) -> None:
@@ -255,11 +255,11 @@ def test_an_error_of_mlflow_while_starting_a_judge_is_shown_as_a_conflict(
 def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: ServedPanel) -> None:
     again = re.search(r'name="again" value="([\w-]+)"', get_judges_page(served))
     assert again
-    places = {
+    locations = {
         post_form(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
         for _ in range(3)
     }  # fmt: skip
-    assert len(places) == 1
+    assert len(locations) == 1
     job = served.get(f"{API}/jobs").json()["items"]
     assert [(each["kind"], each["experiment"]) for each in job] == [("judge", EXPERIMENT)]
 

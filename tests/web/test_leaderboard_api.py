@@ -137,6 +137,6 @@ def test_a_report_is_drawn_once_for_a_revision(judged: ServedPanel) -> None:
 def test_a_file_name_is_safe_in_headers_and_file_systems() -> None:
     from tipbench.web.errors import attachment
 
-    made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
-    assert made == 'attachment; filename="tip-bench-a-b-X-y.csv"'
+    header = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
+    assert header == 'attachment; filename="tip-bench-a-b-X-y.csv"'
     assert attachment("...", "csv") == {"Content-Disposition": 'attachment; filename="tipbench.csv"'}

@@ -314,19 +314,19 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(judged: ServedPanel) 
 def test_the_table_is_made_once_for_a_revision_and_an_order(
     own_panel: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str | None] = []
+    computed: list[str | None] = []
 
     def standings(board: Leaderboard, sort: str | None) -> Table:
-        made.append(sort)
+        computed.append(sort)
         return standings_view.standings(board, sort)
 
     monkeypatch.setattr(board_html, "standings", standings)
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
         get_page(own_panel, BOARD + query)
-    assert made == [None, "-rank"]
+    assert computed == [None, "-rank"]
     own_panel.store.mark_changed(driver_of(own_panel).experiment.experiment_id)
     get_page(own_panel, BOARD)
-    assert made == [None, "-rank", None]
+    assert computed == [None, "-rank", None]
 
 
 def test_a_cached_page_contains_nothing_of_its_user(own_panel: ServedPanel) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import SortKey, decode_cursor, encode_cursor, page_of
 
-places = st.lists(
+sort_keys = st.lists(
     st.builds(SortKey, st.integers(-50, 50), st.from_regex(r"[a-f0-9]{2}", fullmatch=True)), unique=True, max_size=40
 ).map(sorted)
 
@@ -29,18 +29,18 @@ def read_all_pages(items: list[SortKey], limit: int, added: list[SortKey] | None
     raise AssertionError("the pages have no end")
 
 
-@given(places, st.integers(1, 20))
+@given(sort_keys, st.integers(1, 20))
 def test_the_pages_together_are_the_list(items: list[SortKey], limit: int) -> None:
     assert read_all_pages(items, limit) == items
 
 
-@given(places, st.integers(1, 20), st.integers(1, 10))
+@given(sort_keys, st.integers(1, 20), st.integers(1, 10))
 def test_new_rows_neither_shift_nor_repeat_rows_of_a_page(items: list[SortKey], limit: int, count: int) -> None:
     newer = [SortKey(-1000 - number, "00") for number in range(count)]
     assert read_all_pages(items, limit, newer) == items
 
 
-@given(places, st.integers(1, 20))
+@given(sort_keys, st.integers(1, 20))
 def test_no_page_is_longer_than_requested_and_only_the_first_may_be_empty(items: list[SortKey], limit: int) -> None:
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     assert len(page) == min(limit, len(items))

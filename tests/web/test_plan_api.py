@@ -190,11 +190,11 @@ def test_a_suite_in_an_allowed_folder_is_accepted(home: Path, tmp_path: Path) ->
 
     import tipbench
 
-    there = tmp_path / "suites" / "mine"
-    shutil.copytree(Path(tipbench.__file__).parent / "suites" / "tips", there)
+    folder = tmp_path / "suites" / "mine"
+    shutil.copytree(Path(tipbench.__file__).parent / "suites" / "tips", folder)
     with serve_panel(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
-        assert served.post(f"{API}/plan", json={**SMALL, "suite": str(there)}).status_code == 200
-        outside = {**SMALL, "suite": str(there / ".." / ".." / "elsewhere")}
+        assert served.post(f"{API}/plan", json={**SMALL, "suite": str(folder)}).status_code == 200
+        outside = {**SMALL, "suite": str(folder / ".." / ".." / "elsewhere")}
         assert served.error(served.post(f"{API}/plan", json=outside)) == (403, "not_allowed")
 
 

@@ -21,8 +21,8 @@ from web.sample_pages import HTML, SamplePages, page_text, serve_sample_pages
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePages]:
-    with serve_sample_pages(tmp_path_factory.mktemp("run") / "home") as found:
-        yield found
+    with serve_sample_pages(tmp_path_factory.mktemp("run") / "home") as pages:
+        yield pages
 
 
 def page_of(served: ServedPanel, run_id: str, query: str = "") -> str:

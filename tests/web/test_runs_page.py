@@ -24,8 +24,8 @@ _LINK = re.compile(r'href="([^"]*/runs/[0-9a-f]{32}[^"]*)"')
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePages]:
-    with serve_sample_pages(tmp_path_factory.mktemp("runs") / "home") as found:
-        yield found
+    with serve_sample_pages(tmp_path_factory.mktemp("runs") / "home") as pages:
+        yield pages
 
 
 def ids_on(html: str) -> list[str]:

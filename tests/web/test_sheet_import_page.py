@@ -316,50 +316,50 @@ def test_an_import_works_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
 
 def test_uploads_expire() -> None:
     now = [0.0]
-    kept = UploadStore(lambda: now[0])
-    upload = kept.add("me", "tip-bench-a", "x.json", b"{}")
+    uploads = UploadStore(lambda: now[0])
+    upload = uploads.add("me", "tip-bench-a", "x.json", b"{}")
     now[0] = UPLOAD_LIFE_S - 1
-    assert kept.find(upload.id, "me", "tip-bench-a") == upload
+    assert uploads.find(upload.id, "me", "tip-bench-a") == upload
     now[0] = UPLOAD_LIFE_S + 1
-    assert kept.find(upload.id, "me", "tip-bench-a") is None
-    assert len(kept) == 0
+    assert uploads.find(upload.id, "me", "tip-bench-a") is None
+    assert len(uploads) == 0
 
 
 def test_uploads_are_bounded_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = UploadStore()
-    made = [kept.add(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(MAX_UPLOADS + 5)]
-    assert len(kept) == MAX_UPLOADS
-    assert kept.find(made[0].id, "judge 0", "tip-bench-a") is None
+    uploads = UploadStore()
+    added = [uploads.add(f"judge {n}", "tip-bench-a", "x", b"12345") for n in range(MAX_UPLOADS + 5)]
+    assert len(uploads) == MAX_UPLOADS
+    assert uploads.find(added[0].id, "judge 0", "tip-bench-a") is None
     monkeypatch.setattr(judge_service, "MAX_UPLOAD_BYTES", 12)
-    newest = kept.add("me", "tip-bench-a", "x", b"1234567")
-    assert len(kept) == 2
-    large = kept.add("me", "tip-bench-a", "x", b"1" * 100)
-    assert kept.find(large.id, "me", "tip-bench-a") == large
-    assert kept.find(newest.id, "me", "tip-bench-a") is None
+    newest = uploads.add("me", "tip-bench-a", "x", b"1234567")
+    assert len(uploads) == 2
+    large = uploads.add("me", "tip-bench-a", "x", b"1" * 100)
+    assert uploads.find(large.id, "me", "tip-bench-a") == large
+    assert uploads.find(newest.id, "me", "tip-bench-a") is None
 
 
 def test_uploads_of_one_token_evict_only_its_own() -> None:
     cases: list[UploadQuota] = [JUDGES_QUOTA, ADMINS_QUOTA]
     for quota in cases:
-        kept = UploadStore()
-        first = kept.add("me", "tip-bench-a", "x", b"1")
-        mine = [kept.add("you", "tip-bench-a", "x", b"1", quota=quota) for _ in range(quota.max_files + 3)]
-        assert len(kept) == 1 + quota.max_files
-        assert kept.find(first.id, "me", "tip-bench-a") == first
-        assert kept.find(mine[2].id, "you", "tip-bench-a") is None
+        uploads = UploadStore()
+        first = uploads.add("me", "tip-bench-a", "x", b"1")
+        others = [uploads.add("you", "tip-bench-a", "x", b"1", quota=quota) for _ in range(quota.max_files + 3)]
+        assert len(uploads) == 1 + quota.max_files
+        assert uploads.find(first.id, "me", "tip-bench-a") == first
+        assert uploads.find(others[2].id, "you", "tip-bench-a") is None
 
 
 def test_one_tokens_uploads_are_bounded_in_size() -> None:
-    kept = UploadStore()
-    made = [kept.add("me", "tip-bench-a", "x", b"12345", quota=UploadQuota(9, 12)) for _ in range(3)]
-    assert [kept.find(each.id, "me", "tip-bench-a") is not None for each in made] == [False, True, True]
+    uploads = UploadStore()
+    added = [uploads.add("me", "tip-bench-a", "x", b"12345", quota=UploadQuota(9, 12)) for _ in range(3)]
+    assert [uploads.find(each.id, "me", "tip-bench-a") is not None for each in added] == [False, True, True]
 
 
 def test_an_applied_upload_frees_its_content() -> None:
-    kept = UploadStore()
-    upload = kept.add("me", "tip-bench-a", "x", b"12345")
-    kept.save_outcome(upload, {"status": "applied"})
-    found = kept.find(upload.id, "me", "tip-bench-a")
+    uploads = UploadStore()
+    upload = uploads.add("me", "tip-bench-a", "x", b"12345")
+    uploads.save_outcome(upload, {"status": "applied"})
+    found = uploads.find(upload.id, "me", "tip-bench-a")
     assert found is not None
     assert (found.content, found.outcome) == (b"", {"status": "applied"})
 

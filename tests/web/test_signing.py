@@ -81,13 +81,13 @@ def test_without_a_signature_it_is_refused() -> None:
 
 
 def test_a_timestamp_too_old_or_in_the_future_is_late() -> None:
-    for away in [-TOLERANCE_S - 1, TOLERANCE_S + 1]:
-        assert refusal_of(headers(now=NOW + away)) == "late"
+    for offset in [-TOLERANCE_S - 1, TOLERANCE_S + 1]:
+        assert refusal_of(headers(now=NOW + offset)) == "late"
 
 
 def test_clocks_may_differ_by_five_minutes() -> None:
-    for away in [1 - TOLERANCE_S, TOLERANCE_S]:
-        verify(SECRET, headers(now=NOW + away), BODY, NOW, Seen())
+    for offset in [1 - TOLERANCE_S, TOLERANCE_S]:
+        verify(SECRET, headers(now=NOW + offset), BODY, NOW, Seen())
 
 
 def test_the_same_request_again_is_a_replay() -> None:

@@ -97,8 +97,8 @@ def test_the_url_fills_the_form(served: ServedPanel) -> None:
 
 
 def test_an_earlier_job_fills_the_form(served: ServedPanel) -> None:
-    there = start_run(served, n_tips="7", experiment="tip-bench-before").headers["location"]
-    form = form_of(served, f"?from={there.rpartition('/')[2]}&n_scenarios=1")
+    job_path = start_run(served, n_tips="7", experiment="tip-bench-before").headers["location"]
+    form = form_of(served, f"?from={job_path.rpartition('/')[2]}&n_scenarios=1")
     assert (form.value("n_tips"), form.value("experiment")) == (["7"], ["tip-bench-before"])
     assert (form.value("models"), form.value("n_scenarios")) == (["baseline:template"], ["1"])
     assert form_of(served, "?from=never").value("n_tips") == ["5"]
@@ -116,11 +116,11 @@ def test_ticked_and_typed_values_are_one_list(served: ServedPanel) -> None:
 
 
 def test_suites_of_an_allowed_folder_are_suggested(home: Path, tmp_path: Path) -> None:
-    there = tmp_path / "suites" / "mine"
-    there.mkdir(parents=True)
-    (there / "suite.toml").write_text("")
+    folder = tmp_path / "suites" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "suite.toml").write_text("")
     with serve_panel(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
-        assert f'<option value="{there}">' in served.get("/run").text
+        assert f'<option value="{folder}">' in served.get("/run").text
 
 
 def test_hostile_text_in_the_url_stays_text(served: ServedPanel) -> None:
@@ -157,8 +157,8 @@ def test_without_ollama_the_form_reports_it_and_preselects_what_runs_without_it(
 
 
 def test_a_run_that_would_fail_is_not_started_and_can_skip_what_is_refused(served: ServedPanel) -> None:
-    away = start_run(served, models="alpha:135m")
-    assert (away.status_code, "does not respond" in message_at(away.text, "ollama_url")) == (503, True)
+    unavailable = start_run(served, models="alpha:135m")
+    assert (unavailable.status_code, "does not respond" in message_at(unavailable.text, "ollama_url")) == (503, True)
     mixed = start_run(served, models=["baseline:template", "embedded:smollm2:135m"])
     assert (mixed.status_code, "Not started" in mixed.text) == (422, True)
     assert "needs its weights" in unescape(mixed.text)
@@ -302,8 +302,8 @@ def test_start_leads_to_the_job(served: ServedPanel) -> None:
 
 def test_a_form_that_is_sent_twice_starts_one_job(served: ServedPanel) -> None:
     form = form_of(served)
-    places = {start_run(served, form).headers["location"] for _ in range(5)}
-    assert len(places) == len(list_jobs(served)) == 1
+    locations = {start_run(served, form).headers["location"] for _ in range(5)}
+    assert len(locations) == len(list_jobs(served)) == 1
 
 
 def test_two_forms_start_two_jobs(served: ServedPanel) -> None:

@@ -91,16 +91,16 @@ class WebhookBench:
 
 @pytest.fixture
 def receiver() -> Iterator[HookReceiver]:
-    with run_hook_receiver() as made:
-        yield made
+    with run_hook_receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture
 def bench(home: Path, receiver: HookReceiver) -> Iterator[WebhookBench]:
-    made = WebhookBench(home, receiver)
-    yield made
-    made.close()
-    made.jobs.close()
+    bench = WebhookBench(home, receiver)
+    yield bench
+    bench.close()
+    bench.jobs.close()
 
 
 def respond_with(*statuses: int) -> Callable[[HookRequest], int]:
@@ -375,11 +375,11 @@ def test_a_redirect_is_not_followed(receiver: HookReceiver) -> None:
 
 
 def test_a_receiver_that_does_not_respond_times_out(receiver: HookReceiver) -> None:
-    free = threading.Event()
-    receiver.respond = lambda _request: 204 if free.wait(120) else 500
+    release = threading.Event()
+    receiver.respond = lambda _request: 204 if release.wait(120) else 500
     began = time.monotonic()
     attempt = attempt_at(receiver.url, timeout_s=0.5)
-    free.set()
+    release.set()
     assert time.monotonic() - began < 60
     assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
 
@@ -394,22 +394,22 @@ def test_a_receiver_that_is_down_gives_a_reason(receiver: HookReceiver) -> None:
 
 
 def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: WebhookBench) -> None:
-    free, came = threading.Event(), threading.Event()
+    release, request_arrived = threading.Event(), threading.Event()
 
     def hang(_request: HookRequest) -> int:
-        came.set()
-        return 204 if free.wait(120) else 500
+        request_arrived.set()
+        return 204 if release.wait(120) else 500
 
     bench.receiver.respond = hang
     bench.collect()
     bench.watch.check()
     bench.clock.now += EVERY_S
     bench.hook.start()
-    assert came.wait(60)
+    assert request_arrived.wait(60)
     began = time.monotonic()
     bench.hook.close()
     took = time.monotonic() - began
-    free.set()
+    release.set()
     assert took < 60
     (delivery,) = bench.hook.deliveries()
     assert (delivery.state, delivery.attempts) == (DeliveryState.QUEUED, ())

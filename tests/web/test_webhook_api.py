@@ -23,8 +23,8 @@ PAGE = {"Accept": "text/html"}
 
 @pytest.fixture
 def receiver() -> Iterator[HookReceiver]:
-    with run_hook_receiver() as made:
-        yield made
+    with run_hook_receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture
@@ -67,18 +67,18 @@ def test_a_rejected_test_delivery_has_a_reason(panel: ServedPanel, receiver: Hoo
 
 
 def test_a_second_test_at_the_same_time_is_refused(panel: ServedPanel, receiver: HookReceiver) -> None:
-    came, free = threading.Event(), threading.Event()
+    request_arrived, release = threading.Event(), threading.Event()
 
     def slowly(_request: HookRequest) -> int:
-        came.set()
-        return 204 if free.wait(8) else 500
+        request_arrived.set()
+        return 204 if release.wait(8) else 500
 
     receiver.respond = slowly
     first = threading.Thread(target=lambda: panel.post(f"{HOOK}/test"))
     first.start()
-    assert came.wait(20)
+    assert request_arrived.wait(20)
     assert panel.error(panel.post(f"{HOOK}/test")) == (409, "conflict")
-    free.set()
+    release.set()
     first.join(20)
 
 
@@ -169,19 +169,19 @@ def test_a_served_panel_delivers_pending_cells(home: Path, receiver: HookReceive
 
 
 def test_a_receiver_that_hangs_blocks_no_other_request(home: Path, receiver: HookReceiver) -> None:
-    came, free = threading.Event(), threading.Event()
+    request_arrived, release = threading.Event(), threading.Event()
 
     def hang(_request: HookRequest) -> int:
-        came.set()
-        return 204 if free.wait(120) else 500
+        request_arrived.set()
+        return 204 if release.wait(120) else 500
 
     receiver.respond = hang
     with serve_panel(home, answered_store(), environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
-        assert came.wait(30)
+        assert request_arrived.wait(30)
         began = time.monotonic()
         response = served.get(f"{API}/experiments")
         took = time.monotonic() - began
-    free.set()
+    release.set()
     assert response.status_code == 200
     assert took < 60, "the receiver hangs for 120 s"
 

@@ -27,7 +27,7 @@ _VIEWPORTS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"),
 
 
 def faults(axe: Axe, tab: BrowserTab, *, every_viewport: bool = False) -> Iterator[str]:
-    """Violations of the wide, light page, with `both` also of the narrow, dark one; horizontal scrolling of either."""
+    """Violations of the wide, light page, with `every_viewport` also of the narrow, dark one; horizontal scrolling of both."""
     for at, (width, scheme) in enumerate(_VIEWPORTS):
         tab.page.set_viewport_size({"width": width, "height": 900})
         tab.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")

@@ -20,6 +20,7 @@ from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access
+from web.panel_process import wait_for_job
 from web.panels import API, BASE, JUDGE, ServedPanel, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
@@ -48,8 +49,8 @@ def serve_with_airflow(
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or airflow_environment(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
-    records = PanelMlflowLookup(MlflowConnection(settings, store))
-    runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
+    lookup = PanelMlflowLookup(MlflowConnection(settings, store))
+    runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), lookup, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)
     tokens = app.state.panel.authenticator.tokens
@@ -60,12 +61,10 @@ def serve_with_airflow(
         yield ServedPanel(app, client, admin, judge, store, home)
 
 
-def wait_for_job(served: ServedPanel, job_id: str, state: str, reason: str = "") -> Any:
+def wait_for_state(served: ServedPanel, job_id: str, state: str, reason: str = "") -> Any:
     """Wait until the job has this state and reason, and return it."""
-    deadline = time.monotonic() + 120
-    while True:
-        job = served.get(f"{JOBS}/{job_id}").json()["job"]
-        if job["state"] == state and reason in (job["reason"] or ""):
-            return job
-        assert time.monotonic() < deadline, job
-        time.sleep(0.02)
+
+    def is_reached(found: Any) -> bool:
+        return found["job"]["state"] == state and reason in (found["job"]["reason"] or "")
+
+    return wait_for_job(served.get, job_id, is_reached)["job"]

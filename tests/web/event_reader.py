@@ -44,26 +44,26 @@ class EventReader:
                 return Frame(fields["event"], data, int(fields["id"]) if "id" in fields else None)
         return None
 
-    def read_until(self, event: str, most: int = 2000) -> list[Frame]:
+    def read_until(self, event: str, limit: int = 2000) -> list[Frame]:
         """Return all events up to the first with that name."""
         found: list[Frame] = []
-        for _ in range(most):
+        for _ in range(limit):
             frame = self.next()
             assert frame is not None, f"closed before {event}: {found[-3:]}"
             found.append(frame)
             if frame.event == event:
                 return found
-        raise AssertionError(f"no {event} among {most}")
+        raise AssertionError(f"no {event} among {limit}")
 
-    def read_rest(self, most: int = 2000) -> list[Frame]:
+    def read_rest(self, limit: int = 2000) -> list[Frame]:
         """Return all events until the server closes the stream."""
         found: list[Frame] = []
-        for _ in range(most):
+        for _ in range(limit):
             frame = self.next()
             if frame is None:
                 return found
             found.append(frame)
-        raise AssertionError(f"more than {most}")
+        raise AssertionError(f"more than {limit}")
 
 
 @contextmanager
@@ -71,3 +71,8 @@ def read_events(client: httpx.Client, job_id: str, query: str = "", **headers: s
     """Open the event stream of a job."""
     with client.stream("GET", f"/api/bench/jobs/{job_id}/events{query}", headers=headers) as response:
         yield EventReader(response)
+
+
+def done_counts(frames: list[Frame]) -> list[int]:
+    """Return the number of finished cells in each event of a finished cell."""
+    return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]

@@ -21,7 +21,7 @@ from tipbench.jobs.local import is_alive
 from web.panels import API, OPERATOR
 
 START_S = 120.0
-JOB_S = 90.0
+JOB_S = 120.0
 
 
 class PanelProcess:

@@ -28,7 +28,7 @@ from tipbench.settings import load_settings
 from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access, default_runner, make_runners
 from tipbench.web.panel.jobs import JobText
-from web.airflow_panel import JOBS, RUN, airflow_environment, report_nothing_to_do, serve_with_airflow, wait_for_job
+from web.airflow_panel import JOBS, RUN, airflow_environment, report_nothing_to_do, serve_with_airflow, wait_for_state
 from web.page_forms import HEADERS, PageForm
 from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
@@ -156,7 +156,7 @@ def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
     experiment = store.ensure_experiment(EXPERIMENT)
     with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(f"{RUN}?wait_for_judge=true", json=OF_ALL).json()["job"]
-        waiting = wait_for_job(served, job["id"], "waiting", "48 cells wait for a judge.")
+        waiting = wait_for_state(served, job["id"], "waiting", "48 cells wait for a judge.")
         assert waiting["links"]["airflow"] == f"{scripted_airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
         page = served.get(f"/jobs/{job['id']}").text
         assert waiting["links"]["airflow"] in page
@@ -164,7 +164,7 @@ def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
         assert f'href="/experiments/{EXPERIMENT}/judges"' in page
         assert "Airflow" in served.get("/jobs").text
         SheetDriver(store, experiment).judged_by("anna", agreed)
-        assert wait_for_job(served, job["id"], "succeeded")["exit_code"] == 0
+        assert wait_for_state(served, job["id"], "succeeded")["exit_code"] == 0
     assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
@@ -174,15 +174,15 @@ def test_an_unavailable_airflow_is_shown_on_the_page_and_the_job_is_found_again(
     scripted_airflow.pools.clear()
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        assert "no pool ollama" in wait_for_job(served, job["id"], "running", "pool")["reason"]
+        assert "no pool ollama" in wait_for_state(served, job["id"], "running", "pool")["reason"]
         assert "airflow pools set ollama 1" in served.get(f"/jobs/{job['id']}").text
         scripted_airflow.fault = "away"
-        wait_for_job(served, job["id"], "lost", "Is its API server running?")
+        wait_for_state(served, job["id"], "lost", "Is its API server running?")
         assert served.get(f"/jobs/{job['id']}").status_code == 200
         assert served.get(f"{JOBS}/{job['id']}/log").status_code == 200
         scripted_airflow.pools.add("ollama")
         scripted_airflow.fault = ""
-        wait_for_job(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
 
 
 def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
@@ -191,9 +191,9 @@ def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
     scripted_airflow.paused = True
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        wait_for_job(served, job["id"], "queued", "Unpause it there")
+        wait_for_state(served, job["id"], "queued", "Unpause it there")
         scripted_airflow.paused = False
-        wait_for_job(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
 
 
 # counting cells in MLflow
@@ -244,15 +244,15 @@ def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_air
     scripted_airflow.pools.clear()
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        wait_for_job(served, job["id"], "running", "pool")
+        wait_for_state(served, job["id"], "running", "pool")
         scripted_airflow.fault = "away"
-        wait_for_job(served, job["id"], "lost")
+        wait_for_state(served, job["id"], "lost")
         scripted_airflow.fault = ""
         own = f"{JOBS}/{job['id']}"
         paths = ("/settings", "/jobs", f"/jobs/{job['id']}", "/run", own, f"{own}/log", "/api/bench/config", "/metrics")
         shown = [served.get(path) for path in paths]
         assert served.post(f"{own}/cancel").status_code == 200
-        wait_for_job(served, job["id"], "cancelled")
+        wait_for_state(served, job["id"], "cancelled")
         events = (home / "jobs" / job["id"] / "events.jsonl").read_text()
     assert [response.status_code for response in shown] == [200] * len(paths)
     for text in (events, *(response.text + str(response.headers) for response in shown)):
@@ -297,7 +297,7 @@ def test_links_go_to_the_public_address(home: Path, scripted_airflow: ScriptedAi
     given = airflow_environment(scripted_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
     with serve_with_airflow(home, scripted_airflow, answered_store(), given) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        ended = wait_for_job(served, job["id"], "succeeded")
+        ended = wait_for_state(served, job["id"], "succeeded")
     assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"
 
 

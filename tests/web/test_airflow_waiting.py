@@ -24,7 +24,7 @@ from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
 from tipbench.web.deps import MlflowConnection
 from tipbench.web.job_service import PanelMlflowLookup
-from web.airflow_panel import JOBS, RUN, airflow_environment, report_nothing_to_do, serve_with_airflow, wait_for_job
+from web.airflow_panel import JOBS, RUN, airflow_environment, report_nothing_to_do, serve_with_airflow, wait_for_state
 from web.judge_client import JudgeClient, stored_sheet
 from web.panel_process import PanelProcess
 from web.panels import API, EXPERIMENT, ServedPanel, answered_store
@@ -73,9 +73,9 @@ def test_judging_at_the_panel_continues_a_waiting_run(
 ) -> None:
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
-        wait_for_job(served, job["id"], "waiting", "48 cells wait for a judge.")
+        wait_for_state(served, job["id"], "waiting", "48 cells wait for a judge.")
         judge(served)
-        wait_for_job(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
     assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
@@ -89,13 +89,13 @@ def test_a_sheet_applied_on_the_command_line_continues_a_waiting_run(
     store, wanted = waiting_experiment
     with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(WAITING, json=wanted).json()["job"]
-        wait_for_job(served, job["id"], "waiting", "4 cells wait for a judge.")
+        wait_for_state(served, job["id"], "waiting", "4 cells wait for a judge.")
         experiment = store.experiment(wanted["experiment"])
         assert experiment is not None
         file = home / "sheet.json"
         file.write_text(json.dumps(fill(SheetDriver(store, experiment).export("anna").stored)), "utf-8")
         tipbench("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, home=home)
-        wait_for_job(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
 
 
 @pytest.mark.process
@@ -127,12 +127,12 @@ def test_other_jobs_run_while_one_waits(home: Path, scripted_airflow: ScriptedAi
     with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         waiting = [served.post(WAITING, json=OF_ALL).json()["job"]["id"] for _ in range(2)]
         for job_id in waiting:
-            wait_for_job(served, job_id, "waiting")
+            wait_for_state(served, job_id, "waiting")
         for runner in ("local", "airflow"):
             job = served.post(f"{RUN}?runner={runner}", json=OF_ALL).json()["job"]
-            wait_for_job(served, job["id"], "succeeded")
+            wait_for_state(served, job["id"], "succeeded")
         for job_id in waiting:
-            wait_for_job(served, job_id, "waiting")
+            wait_for_state(served, job_id, "waiting")
 
 
 def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
@@ -142,14 +142,14 @@ def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
     experiment = store.ensure_experiment(EXPERIMENT)
     with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(WAITING, json=OF_ALL).json()["job"]
-        wait_for_job(served, job["id"], "waiting")
+        wait_for_state(served, job["id"], "waiting")
         assert served.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
-        assert wait_for_job(served, job["id"], "cancelled")["exit_code"] == 130
+        assert wait_for_state(served, job["id"], "cancelled")["exit_code"] == 130
         again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
         assert again["retry_of"] == job["id"]
-        wait_for_job(served, again["id"], "waiting", "48 cells wait for a judge.")
+        wait_for_state(served, again["id"], "waiting", "48 cells wait for a judge.")
         SheetDriver(store, experiment).judged_by("anna", agreed)
-        wait_for_job(served, again["id"], "succeeded")
+        wait_for_state(served, again["id"], "succeeded")
 
 
 # counting cells cheaply
@@ -179,12 +179,12 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     experiment = record_cells(store)
     store.mark_changed(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
-    records = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
+    lookup = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)
-    assert [records.pending(job) for _ in range(10)] == [48] * 10
+    assert [lookup.pending(job) for _ in range(10)] == [48] * 10
     first = store.reads
     now[0] += LIFE_S
-    records.pending(job)
+    lookup.pending(job)
     assert store.reads == 2 * first, "a write may not have changed the revision"
     SheetDriver(store, experiment).judged_by("anna", agreed)
-    assert records.pending(job) == 0
+    assert lookup.pending(job) == 0

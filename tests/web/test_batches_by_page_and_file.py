@@ -111,7 +111,7 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
             raw = fill(stored_sheet(served, sheet))
             judge_client.submit(raw)
             store.writes_left, store.fails_after_write = step, after
-            killed = is_killed_while_closing(judge_client, sheet)
+            killed = close_or_be_killed(judge_client, sheet)
         store.writes_left = None
         with serve_panel(home / f"{step}", store) as served:
             judge_client = JudgeClient(served, served.judge)
@@ -128,7 +128,8 @@ def test_a_panel_killed_between_any_two_steps_of_a_close_completes_it_by_closing
     pytest.fail("closing has no end")
 
 
-def is_killed_while_closing(judge_client: JudgeClient, sheet: str) -> bool:
+def close_or_be_killed(judge_client: JudgeClient, sheet: str) -> bool:
+    """Close a batch; return whether the panel was killed meanwhile."""
     response = judge_client.close(sheet)
     assert response.status_code in (200, 500)
     return bool(response.status_code == 500)

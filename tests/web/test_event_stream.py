@@ -22,7 +22,7 @@ from tipbench.record import events as wire
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import Panel
-from web.event_reader import EventReader, Frame, read_events
+from web.event_reader import EventReader, Frame, done_counts, read_events
 from web.panels import API, OPERATOR, hold_supervisor_lock
 
 CELL = wire.CellFinished("a:1b", "v1", "p@s", 1, 8, output_tokens=40, tokens_per_s=20.0)
@@ -86,10 +86,6 @@ def streamed(home: Path) -> Iterator[StreamedJob]:
 
 def event_names(frames: list[Frame]) -> list[str]:
     return [frame.event for frame in frames]
-
-
-def done_counts(frames: list[Frame]) -> list[int]:
-    return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]
 
 
 def test_a_stream_begins_with_a_snapshot_and_ends_after_the_last_event(streamed: StreamedJob) -> None:

@@ -91,7 +91,7 @@ def test_a_label_cannot_break_out_of_its_quotes() -> None:
     assert metrics.text().splitlines()[-1] == 'x{name="a\\"b\\\\c\\nd"} 1'
 
 
-def test_any_number_is_written() -> None:
+def test_any_number_is_formatted() -> None:
     for value in [float("inf"), 1e300, 0.1]:
         metrics = Metrics()
         metrics.register("x", "gauge", "X.", partial(dict, {(): value}))

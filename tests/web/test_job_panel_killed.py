@@ -15,7 +15,7 @@ import pytest
 
 from support.scripted_ollama import ScriptedOllama
 from tipbench.jobs.folder import JobFolder
-from web.event_reader import EventReader, Frame, read_events
+from web.event_reader import EventReader, Frame, done_counts, read_events
 from web.panel_process import PanelProcess, generated_cells
 from web.panels import API
 
@@ -53,10 +53,6 @@ def read_until_broken(reader: EventReader) -> list[Frame]:
     with suppress(httpx.TransportError):
         frames += reader.read_rest()
     return frames
-
-
-def done_counts(frames: list[Frame]) -> list[int]:
-    return [frame.data["done"] for frame in frames if frame.event == "cell_finished"]
 
 
 def test_a_job_and_its_events_continue_when_the_panel_is_killed_or_stopped(

@@ -106,7 +106,7 @@ class BatchMaker:
         sheet = self.request("POST", token, json={})["batch"]["sheet"]
         return sheet, self.request("GET", token, f"/{sheet}")["items"]
 
-    def hold_batch(self) -> str:
+    def make_held_batch(self) -> str:
         """Close a batch in which everything has a 5, so that it is held; return its sheet."""
         _, token = self.site.panel.authenticator.tokens.create(Role.JUDGE, "careless", life_s=None)
         sheet, items = self.open_batch(token)
@@ -123,7 +123,7 @@ def path_values(site: Site, content: SampleExperiment, token: str | None) -> dic
     """Return existing values by path parameter, among them batches of the token's owner."""
     pair = content.pairs[0]
     batches = BatchMaker(site, content.name)
-    held = batches.hold_batch()
+    held = batches.make_held_batch()
     sheet, items = batches.open_batch(token or site.judge)
     return {
         "path.experiment": [content.name],
@@ -149,7 +149,7 @@ def path_values(site: Site, content: SampleExperiment, token: str | None) -> dic
 
 def write_config(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
     """Write Schemathesis' settings: most values name existing objects, the others are arbitrary."""
-    lines = ["max-stream-events = 1", "[parameters]"]  # a stream goes on as long as its job
+    lines = ["max-stream-events = 1", "[parameters]"]  # a stream lasts as long as its job
     lines += [
         f"{json.dumps(place)} = {{ dictionary = {json.dumps(place.replace('.', '-'))}, probability = {REAL_SHARE} }}"
         for place in values
@@ -167,15 +167,15 @@ def run_schemathesis(site: Site, content: SampleExperiment, folder: Path, token:
     document = folder / "openapi.json"
     document.write_text(json.dumps(site.app.openapi()), "utf-8")
     settings = write_config(folder, path_values(site, content, token))
-    words = [
+    command = [
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", str(document)),
         *("--url", site.url, "--checks", ",".join(CHECKS), "--exclude-path", REVOKE, "--generation-deterministic"),
         *("--continue-on-failure", "--request-timeout", "30", "--warnings", "off", *options),
         *(("--header", f"Authorization: Bearer {token}") if token else ()),
     ]
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-    done = subprocess.run(  # noqa: PLW1510 - how it ended is what we look at
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    done = subprocess.run(  # noqa: PLW1510 - the exit code is checked below
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-4_000:]
     assert site.panel.authenticator.tokens.find(site.admin) is not None, "it has locked itself out"

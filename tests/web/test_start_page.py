@@ -106,8 +106,8 @@ def test_an_earlier_job_fills_the_form(served: ServedPanel) -> None:
 
 def test_the_suites_prompts_and_our_own_models_can_be_ticked(served: ServedPanel) -> None:
     form = form_of(served)
-    assert form.boxes["prompts"] == ["v1", "v2-mentor", "v3-few-shot"]
-    assert form.boxes["models"] == ["embedded:smollm2:135m", "baseline:template"]
+    assert form.checkboxes["prompts"] == ["v1", "v2-mentor", "v3-few-shot"]
+    assert form.checkboxes["models"] == ["embedded:smollm2:135m", "baseline:template"]
 
 
 def test_ticked_and_typed_values_are_one_list(served: ServedPanel) -> None:
@@ -144,7 +144,7 @@ def test_models_on_ollama_are_offered_and_allowed_ones_preselected(home: Path) -
         assert offered["alpha:135m"] == (True, None)
         assert "4.46B parameters; the limit is 4B" in offered["large:e2b"][1]
         form = form_of(served)  # cached by the earlier request
-        assert form.boxes["models"] == ["alpha:135m", "large:e2b", "embedded:smollm2:135m", "baseline:template"]
+        assert form.checkboxes["models"] == ["alpha:135m", "large:e2b", "embedded:smollm2:135m", "baseline:template"]
         assert form.value("models") == ["alpha:135m", "baseline:template"]
         assert "Refused: large:e2b has 4.46B" in unescape(served.get("/run").text)
         assert form_of(served, "?models=large:e2b").value("models") == ["large:e2b"]

@@ -27,7 +27,7 @@ _VIEWPORTS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"),
 
 
 def faults(axe: Axe, tab: BrowserTab, *, every_viewport: bool = False) -> Iterator[str]:
-    """Violations of the wide, light page, with `every_viewport` also of the narrow, dark one; horizontal scrolling of both."""
+    """Yield axe violations of the wide, light page, or of `every_viewport`, and horizontal scrolling of both."""
     for at, (width, scheme) in enumerate(_VIEWPORTS):
         tab.page.set_viewport_size({"width": width, "height": 900})
         tab.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
@@ -42,7 +42,7 @@ def faults(axe: Axe, tab: BrowserTab, *, every_viewport: bool = False) -> Iterat
 
 
 def load_faults(tab: BrowserTab, path: str, *, until: str = "main") -> Iterator[str]:
-    """Open a page with delayed scripts; yields layout shifts until an element is shown, cut tables and a large size."""
+    """Open a page with delayed scripts; yield layout shifts until an element is shown, cut tables and a large size."""
     tab.page.route("**/*.js*", _delay)
     tab.page.goto(tab.origin + path, wait_until="load")
     tab.page.locator(until).wait_for()

@@ -16,9 +16,7 @@ from support.judging import SheetDriver, record_cells
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import MemoryStore
-from web.panels import EXPERIMENT, ServedPanel, copy_store, serve_panel
-
-HTML = {"Accept": "text/html"}
+from web.panels import EXPERIMENT, HTML, ServedPanel, copy_store, serve_panel
 
 
 class RenamingStore(MemoryStore):

@@ -35,6 +35,7 @@ with warnings.catch_warnings():  # Starlette prefers its own client; we depend o
 
 JUDGE = "reviewer-1"
 BASE = "http://localhost"
+HTML = {"Accept": "text/html"}
 API = "/api/bench"
 OPERATOR = "an-operators-own-token-of-32-or-more"
 S = TypeVar("S", bound=MemoryStore)
@@ -173,6 +174,7 @@ def route_list(app: FastAPI) -> list[tuple[str, str]]:
 __all__ = [
     "API",
     "EXPERIMENT",
+    "HTML",
     "JUDGE",
     "OPERATOR",
     "ServedPanel",

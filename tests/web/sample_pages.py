@@ -18,9 +18,8 @@ import pytest
 from support.panel_site import fix_random_draws
 from support.sample_experiment import SampleExperiment, SampleTexts, record_sample
 from tipbench.record.store import MemoryStore
-from web.panels import ServedPanel, serve_panel
+from web.panels import HTML, ServedPanel, serve_panel
 
-HTML = {"Accept": "text/html"}
 _TAG = re.compile(r"<[^>]*>")
 
 

@@ -17,8 +17,8 @@ from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
 from tipbench.web.errors import Forbidden
 from web.judge_client import JudgeClient, driver_of, first_item, stored_sheet
-from web.panels import API, EXPERIMENT, JUDGE, ServedPanel, serve_panel
-from web.sample_pages import HTML, page_text
+from web.panels import API, EXPERIMENT, HTML, JUDGE, ServedPanel, serve_panel
+from web.sample_pages import page_text
 
 
 @pytest.fixture

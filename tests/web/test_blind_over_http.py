@@ -20,9 +20,9 @@ from tipbench.web.auth import CSRF_HEADER
 from tipbench.web.panel.pages import assets
 from web.judge_client import BATCHES, JudgeClient, first_item, scored_tips, stored_sheet
 from web.leak_detector import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, LeakDetector, serve_with_secrets
-from web.panels import API, ServedPanel, route_list
+from web.panels import API, HTML, ServedPanel, route_list
 
-HTML, JSON = {"Accept": "text/html"}, {"Accept": "application/json"}
+JSON = {"Accept": "application/json"}
 
 
 @pytest.fixture

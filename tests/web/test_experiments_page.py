@@ -10,13 +10,11 @@ from tipbench.errors import MlflowUnavailable
 from tipbench.record.store import MemoryStore
 from tipbench.web.panel.experiments import MIN_FOR_SEARCH, row_of
 from web.judge_client import driver_of
-from web.panels import API, EXPERIMENT, ServedPanel, serve_panel
-
-PAGE = {"Accept": "text/html"}
+from web.panels import API, EXPERIMENT, HTML, ServedPanel, serve_panel
 
 
 def get_front_page(served: ServedPanel, query: str = "") -> str:
-    response = served.get(f"/{query}", headers=PAGE)
+    response = served.get(f"/{query}", headers=HTML)
     assert response.status_code == 200
     return str(response.text)
 

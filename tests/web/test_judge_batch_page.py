@@ -13,9 +13,7 @@ from tipbench.web.panel.judge import batch_result, bias_words
 from tipbench.web.panel.pages import assets
 from web.judge_client import JudgeClient, batch_shape, scored_tips, stored_sheet
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, EXPERIMENT, JUDGE, ServedPanel
-
-PAGE = {"Accept": "text/html"}
+from web.panels import API, EXPERIMENT, HTML, JUDGE, ServedPanel
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def judge(served: ServedPanel) -> ServedPanel:
 
 
 def get_page(served: ServedPanel, path: str) -> Any:
-    return served.get(path, token=None, headers=PAGE)
+    return served.get(path, token=None, headers=HTML)
 
 
 def get_judging_page(served: ServedPanel) -> str:
@@ -185,7 +183,7 @@ def test_an_admin_sees_the_progress_of_a_judge_and_the_reasons_for_skips(judge: 
     sheet, judge_client = path.rpartition("/")[2], JudgeClient(judge, judge.judge)
     item = judge_client.get_batch(sheet)["items"][2]["item"]
     assert judge_client.put(sheet, item, 0, "skipped", reason="not <b>mine</b>").status_code == 200
-    page = judge.get(path, headers=PAGE).text
+    page = judge.get(path, headers=HTML).text
     assert f"A batch of <bdi>{JUDGE}</bdi>" in page
     assert "Item 3: <bdi>not &lt;b&gt;mine&lt;/b&gt;</bdi>" in page
     assert 'id="desk"' not in page

@@ -12,9 +12,7 @@ import pytest
 from support.judging import agreed, always, fill, fill_csv
 from tipbench.web.auth import Role
 from web.judge_client import stored_sheet
-from web.panels import EXPERIMENT, JUDGE, ServedPanel
-
-PAGE = {"Accept": "text/html"}
+from web.panels import EXPERIMENT, HTML, JUDGE, ServedPanel
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def judge(served: ServedPanel) -> ServedPanel:
 
 
 def csrf_of(served: ServedPanel) -> str:
-    page = served.get("/judge", token=None, headers=PAGE)
+    page = served.get("/judge", token=None, headers=HTML)
     found = re.search(r'name="csrf" value="([^"]+)"', page.text)
     assert found
     return found[1]
@@ -33,18 +31,18 @@ def csrf_of(served: ServedPanel) -> str:
 
 def download_sheet(served: ServedPanel, **fields: str) -> Any:
     data = {"csrf": csrf_of(served), "experiment": EXPERIMENT, "format": "json", "limit": "40", **fields}
-    return served.post("/judge/sheet", token=None, headers=PAGE, data=data)
+    return served.post("/judge/sheet", token=None, headers=HTML, data=data)
 
 
 def upload_sheet(
     served: ServedPanel, content: str | bytes, *, experiment: str = EXPERIMENT, name: str = "sheet.json"
 ) -> Any:
     data = {"csrf": csrf_of(served), "experiment": experiment}
-    return served.post("/judge/preview", token=None, headers=PAGE, data=data, files={"sheet": (name, content)})
+    return served.post("/judge/preview", token=None, headers=HTML, data=data, files={"sheet": (name, content)})
 
 
 def test_the_page_names_the_effort_of_a_new_batch(judge: ServedPanel) -> None:
-    page = judge.get(f"/judge?experiment={EXPERIMENT}", token=None, headers=PAGE).text
+    page = judge.get(f"/judge?experiment={EXPERIMENT}", token=None, headers=HTML).text
     assert "about 360 scores: 40 items of 3 tips, 3 scales" in page
 
 
@@ -55,13 +53,13 @@ def apply_url(page: str) -> str:
 
 
 def apply_upload(served: ServedPanel, url: str) -> Any:
-    response = served.post(url, token=None, headers=PAGE, data={"csrf": csrf_of(served)})
+    response = served.post(url, token=None, headers=HTML, data={"csrf": csrf_of(served)})
     assert response.status_code == 303, response.text
-    return served.get(response.headers["location"], token=None, headers=PAGE)
+    return served.get(response.headers["location"], token=None, headers=HTML)
 
 
 def test_the_page_has_a_field_for_the_experiment_and_lists_none(judge: ServedPanel) -> None:
-    page = judge.get("/judge", token=None, headers=PAGE)
+    page = judge.get("/judge", token=None, headers=HTML)
     assert page.status_code == 200
     assert JUDGE in page.text
     assert EXPERIMENT not in page.text
@@ -69,7 +67,7 @@ def test_the_page_has_a_field_for_the_experiment_and_lists_none(judge: ServedPan
 
 def test_an_unknown_experiment_is_reported_at_its_field(judge: ServedPanel) -> None:
     for name in ["tip-bench-nowhere", "nonsense", "<b>", "tip-bench-" + "x" * 150]:
-        page = judge.get("/judge", token=None, headers=PAGE, params={"experiment": name})
+        page = judge.get("/judge", token=None, headers=HTML, params={"experiment": name})
         assert page.status_code == 404
         assert re.search(r'id="experiment"[^>]*aria-invalid="true"', page.text)
         assert "<b>" not in page.text

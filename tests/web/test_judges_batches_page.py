@@ -15,8 +15,8 @@ from tipbench.web.batch_items import BatchShape
 from tipbench.web.panel.judges import MAX_CLOSED, batch_views
 from web.judge_client import JudgeClient, batch_shape, driver_of, first_item, scored_tips, stored_sheet
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, EXPERIMENT, JUDGE, ServedPanel, answered_store, serve_panel
-from web.sample_pages import HTML, page_text
+from web.panels import API, EXPERIMENT, HTML, JUDGE, ServedPanel, answered_store, serve_panel
+from web.sample_pages import page_text
 
 JUDGES = f"/experiments/{EXPERIMENT}/judges"
 

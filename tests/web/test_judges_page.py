@@ -17,8 +17,8 @@ from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
 from tipbench.web.panel.judges import alpha_words, drift_summary
 from web.judge_client import driver_of
-from web.panels import API, ServedPanel
-from web.sample_pages import HTML, SamplePages, page_text, serve_sample_pages
+from web.panels import API, HTML, ServedPanel
+from web.sample_pages import SamplePages, page_text, serve_sample_pages
 
 JUDGES = f"/experiments/{EXPERIMENT}/judges"
 

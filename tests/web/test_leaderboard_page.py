@@ -31,19 +31,10 @@ from tipbench.judge.run import run_judge
 from tipbench.record.mlflow import MlflowStore
 from tipbench.web.board_query import BoardUrl, parse_page_query, query_params
 from tipbench.workflows.board import BoardQuery
-from web.board_pages import (
-    HTML,
-    Page,
-    RenamingStore,
-    add_judged_experiment,
-    board_path,
-    get_page,
-    judged_panel,
-    query_of,
-)
+from web.board_pages import Page, RenamingStore, add_judged_experiment, board_path, get_page, judged_panel, query_of
 from web.judge_client import driver_of
 from web.page_forms import PageForm
-from web.panels import API, EXPERIMENT, ServedPanel, serve_panel
+from web.panels import API, EXPERIMENT, HTML, ServedPanel, serve_panel
 
 BOARD = board_path()
 BASELINE = "alpha:135m/v1"

@@ -20,9 +20,9 @@ from tipbench.web.api.models import PairShape
 from tipbench.web.board_query import Outcome, RowResult, ScenarioComparison, pair_view
 from tipbench.web.panel.pair import outcome_text
 from tipbench.workflows.board import BoardQuery
-from web.board_pages import HTML, Page, board_path, get_page, judged_panel, query_of
+from web.board_pages import Page, board_path, get_page, judged_panel, query_of
 from web.judge_client import driver_of
-from web.panels import API, EXPERIMENT, ServedPanel
+from web.panels import API, EXPERIMENT, HTML, ServedPanel
 
 PAIRS = f"{board_path()}/pairs"
 ROW = {"model": "beta:1b", "prompt": "v1"}

@@ -15,8 +15,8 @@ from tipbench.judge.sheet_store import HIDDEN, KEY
 from tipbench.record.run import RunChange
 from tipbench.web.panel.run import other_texts
 from web.judge_client import driver_of
-from web.panels import ServedPanel, answered_store, serve_panel
-from web.sample_pages import HTML, SamplePages, page_text, serve_sample_pages
+from web.panels import HTML, ServedPanel, answered_store, serve_panel
+from web.sample_pages import SamplePages, page_text, serve_sample_pages
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import pytest
 from support.hostile import HOSTILE, MARK, hostile_texts
 from tipbench.record.store import MemoryStore
 from tipbench.web.queries import RunFilters, filters_of
-from web.panels import ServedPanel, serve_panel
-from web.sample_pages import HTML, SamplePages, page_text, serve_sample_pages
+from web.panels import HTML, ServedPanel, serve_panel
+from web.sample_pages import SamplePages, page_text, serve_sample_pages
 
 _LINK = re.compile(r'href="([^"]*/runs/[0-9a-f]{32}[^"]*)"')
 

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from web.panels import OPERATOR, ServedPanel, serve_panel
+from web.panels import HTML, OPERATOR, ServedPanel, serve_panel
 
-PAGE = {"Accept": "text/html"}
 SECRET = re.compile(r"tipbench_[0-9a-f]{12}_[A-Za-z0-9_-]{43}")
 
 
 def settings_page(served: ServedPanel) -> str:
-    response = served.get("/settings", headers=PAGE)
+    response = served.get("/settings", headers=HTML)
     assert response.status_code == 200
     return str(response.text)
 
 
 def create_token(served: ServedPanel, **fields: str) -> Any:
-    return served.post("/settings/tokens", headers=PAGE, data={"role": "judge", "name": "anna", **fields})
+    return served.post("/settings/tokens", headers=HTML, data={"role": "judge", "name": "anna", **fields})
 
 
 def once_value(page: str) -> str:
@@ -76,14 +75,14 @@ def test_a_token_is_revoked_and_the_page_confirms_it(served: ServedPanel) -> Non
     token = next(token for token in served.panel.authenticator.tokens.all() if token.name == "reviewer-1")
     response = served.post(f"/settings/tokens/{token.id}/revoke")
     assert (response.status_code, response.headers["location"]) == (303, f"/settings?revoked={token.id}#tokens")
-    page = served.get(f"/settings?revoked={token.id}", headers=PAGE).text
+    page = served.get(f"/settings?revoked={token.id}", headers=HTML).text
     assert "no longer works" in page
     assert f"/settings/tokens/{token.id}/revoke" not in page
 
 
 def test_revoking_needs_a_confirmation_and_warns_for_the_own_token(served: ServedPanel) -> None:
     served.log_in(served.admin)
-    page = served.get("/settings", token=None, headers=PAGE).text
+    page = served.get("/settings", token=None, headers=HTML).text
     assert "This is the token you are logged in with" in page
     assert page.count("<summary") >= 2
 
@@ -106,7 +105,7 @@ def test_a_name_with_direction_characters_is_refused(served: ServedPanel) -> Non
 
 def test_a_form_with_the_csrf_token_of_its_page_works(served: ServedPanel) -> None:
     served.log_in(served.admin)
-    page = served.get("/settings", token=None, headers=PAGE).text
+    page = served.get("/settings", token=None, headers=HTML).text
     found = re.search(r'name="csrf" value="([^"]+)"', page)
     assert found
     data = {"csrf": found[1], "role": "judge", "name": "anna"}

@@ -23,8 +23,8 @@ from tipbench.web.judge_service import (
     uploads_of,
 )
 from web.judge_client import driver_of
-from web.panels import ServedPanel, serve_panel
-from web.sample_pages import HTML, page_text
+from web.panels import HTML, ServedPanel, serve_panel
+from web.sample_pages import page_text
 
 JUDGES = f"/experiments/{EXPERIMENT}/judges"
 IMPORT = f"{JUDGES}/import"

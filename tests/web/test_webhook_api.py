@@ -15,10 +15,9 @@ import pytest
 from tipbench.errors import UsageError
 from tipbench.web.signing import Seen, verify
 from web.hook_receiver import SECRET, HookReceiver, HookRequest, run_hook_receiver
-from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
+from web.panels import API, EXPERIMENT, HTML, ServedPanel, answered_store, serve_panel
 
 HOOK = f"{API}/hook"
-PAGE = {"Accept": "text/html"}
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_the_state_contains_no_secret(panel: ServedPanel, receiver: HookReceiver
     response = panel.get(HOOK)
     assert (response.json()["url"], response.json()["watching"]) == (receiver.url.removesuffix("hook") + "…", False)
     panel.post(f"{HOOK}/test")
-    for text in (response.text, panel.get(f"{HOOK}/deliveries").text, panel.get("/settings", headers=PAGE).text):
+    for text in (response.text, panel.get(f"{HOOK}/deliveries").text, panel.get("/settings", headers=HTML).text):
         assert "s3cret" not in text
         assert SECRET not in text
 
@@ -133,14 +132,14 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(
     panel: ServedPanel, receiver: HookReceiver
 ) -> None:
     panel.log_in(panel.admin)
-    page = panel.get("/settings", token=None, headers=PAGE).text
+    page = panel.get("/settings", token=None, headers=HTML).text
     assert "No deliveries yet" in page
     found = re.search(r'name="csrf" value="([^"]+)"', page)
     assert found
     response = panel.post("/settings/hook/test", token=None, data={"csrf": found[1]})
     assert response.status_code == 303
     assert [request.payload["event"] for request in receiver.requests] == ["test"]
-    after = panel.get(response.headers["location"], token=None, headers=PAGE).text
+    after = panel.get(response.headers["location"], token=None, headers=HTML).text
     assert "The receiver accepted the test" in after
     assert receiver.url.removesuffix("hook") + "…" in after
 
@@ -148,13 +147,13 @@ def test_the_button_on_the_settings_page_sends_a_test_and_shows_its_result(
 def test_the_settings_page_shows_why_a_test_was_rejected(panel: ServedPanel, receiver: HookReceiver) -> None:
     receiver.respond = lambda _request: 503
     response = panel.post("/settings/hook/test")
-    page = panel.get(response.headers["location"], headers=PAGE).text
+    page = panel.get(response.headers["location"], headers=HTML).text
     assert "The test failed" in page
     assert "responded with 503" in page
 
 
 def test_without_a_webhook_the_settings_page_shows_how_to_configure_one(served: ServedPanel) -> None:
-    page = served.get("/settings", headers=PAGE).text
+    page = served.get("/settings", headers=HTML).text
     assert "TIPBENCH_HOOK_URL" in page
     assert "Send a test" not in page
 
@@ -163,7 +162,7 @@ def test_a_served_panel_delivers_pending_cells(home: Path, receiver: HookReceive
     with serve_panel(home, answered_store(), environment(receiver, TIPBENCH_HOOK_WATCH_S="1"), run_jobs=True) as served:
         (delivery,) = wait_for_delivery(served, "delivered")
         assert served.get(HOOK).json()["watching"] is True
-        page = served.get("/settings", headers=PAGE).text
+        page = served.get("/settings", headers=HTML).text
     assert (delivery["experiment"], delivery["payload"]["pending"]) == (EXPERIMENT, 48)
     assert "48 pending cells" in page
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.judge_page import BatchPage, JudgingSite, open_batch_page
 from support.panel_pages import SamplePanel, TabOpener, serve_hostile_panel, serve_sample_panel
 from support.panel_site import fix_random_draws
 
@@ -41,6 +42,18 @@ def open_tab(browser: Browser) -> Iterator[TabOpener]:
     opener = TabOpener(browser)
     yield opener
     opener.close()
+
+
+@pytest.fixture
+def judging(shared_site: JudgingSite) -> JudgingSite:
+    """The panel that the tests of a file share, with a new judge; its tests finish no batch."""
+    return shared_site.with_new_judge()
+
+
+@pytest.fixture
+def batch(judging: JudgingSite, open_tab: TabOpener) -> BatchPage:
+    """A judge with a new batch."""
+    return open_batch_page(open_tab, judging.site, judging.open())
 
 
 @pytest.fixture(scope="session")

@@ -27,22 +27,10 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSit
 
 
 @pytest.fixture
-def judging(shared_site: JudgingSite) -> JudgingSite:
-    """A shared panel with a new judge; its tests finish no batch."""
-    return shared_site.with_new_judge()
-
-
-@pytest.fixture
 def own_site(tmp_path: Path) -> Iterator[JudgingSite]:
     """A panel for one test, which may finish batches."""
     with judging_site(tmp_path / "home") as site:
         yield site
-
-
-@pytest.fixture
-def batch(judging: JudgingSite, open_tab: TabOpener) -> BatchPage:
-    """A judge with a new batch."""
-    return open_batch_page(open_tab, judging.site, judging.open())
 
 
 def finish_held_batch(batch: BatchPage) -> None:

@@ -29,12 +29,6 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSit
 
 
 @pytest.fixture
-def judging(shared_site: JudgingSite) -> JudgingSite:
-    """A shared panel with a new judge; its tests finish no batch."""
-    return shared_site.with_new_judge()
-
-
-@pytest.fixture
 def phone(judging: JudgingSite, open_tab: TabOpener) -> BatchPage:
     batch = open_batch_page(open_tab, judging.site, judging.open(), width=NARROW, has_touch=True, is_mobile=True)
     batch.page.set_viewport_size({"width": NARROW, "height": 740})

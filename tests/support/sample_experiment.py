@@ -118,7 +118,7 @@ class _SampleWriter:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        context = RunContext(self.config, self.texts.suite, COLLECTION)
+        context = CollectContext(self.config, self.texts.suite, COLLECTION)
         start = next(self.tick)
         answer: Completion | EngineFailure
         if text is None:
@@ -126,7 +126,7 @@ class _SampleWriter:
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
-        generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
+        generated = GeneratedCell(cell, answer, start, start + 3000, foreign_resident=text == "")
         run = cell_run(context, facts, generated, tuple(supersedes))
         return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
@@ -198,8 +198,8 @@ class _SampleWriter:
         """Record a judged cell of a scenario that is in no suite."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
-            RunContext(self.config, self.texts.suite, COLLECTION), facts,
-            Generated(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
+            CollectContext(self.config, self.texts.suite, COLLECTION), facts,
+            GeneratedCell(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -221,9 +221,7 @@ class _SampleWriter:
         store, experiment = self.driver.store, self.driver.experiment
         evidence = Evidence(412, 1, 0.9, 3, 1, self.texts.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.texts.refused)
-        summary = Summary(
-            experiment.name, None, 96, 0, 96, 1, 512.5, TotalsByPair(), evidence, refused, tuple(self.texts.failures)
-        )
+        summary = Summary(experiment.name, None, 96, 0, 96, 1, 512.5, {}, evidence, refused, tuple(self.texts.failures))
         now = next(self.tick)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"

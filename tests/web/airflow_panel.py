@@ -49,7 +49,7 @@ def serve_with_airflow(
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or airflow_environment(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
-    lookup = PanelMlflowLookup(MlflowConnection(settings, store))
+    lookup = PanelMlflowLookup(PanelMlflow(settings, store))
     runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), lookup, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)

@@ -205,7 +205,7 @@ def new_job(home: Path, **changes: Any) -> Job:
 
 
 def mlflow_lookup(home: Path, store: MemoryStore) -> PanelMlflowLookup:
-    return PanelMlflowLookup(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
+    return PanelMlflowLookup(PanelMlflow(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:

@@ -179,7 +179,7 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     experiment = record_cells(store)
     store.mark_changed(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
-    lookup = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
+    lookup = PanelMlflowLookup(PanelMlflow(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)
     assert [lookup.pending(job) for _ in range(10)] == [48] * 10
     first = store.reads

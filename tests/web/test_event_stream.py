@@ -78,7 +78,7 @@ def streamed(home: Path) -> Iterator[StreamedJob]:
         folder = JobFolder(home / "jobs", job.id)
         folder.make()
         headers = {"Authorization": f"Bearer {secret}"}
-        writer = EventWriter(folder.events)
+        writer = EventWriter(folder.events_file)
         with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
             yield StreamedJob(app, client, job, writer, token.id, secret)
         writer.close()

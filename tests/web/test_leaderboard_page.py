@@ -307,9 +307,9 @@ def test_the_table_is_made_once_for_a_revision_and_an_order(
 ) -> None:
     computed: list[str | None] = []
 
-    def standings(board: Leaderboard, sort: str | None) -> Table:
+    def standings_table(board: Leaderboard, sort: str | None) -> Table:
         computed.append(sort)
-        return standings_view.standings(board, sort)
+        return standings_view.standings_table(board, sort)
 
     monkeypatch.setattr(board_html, "standings_table", standings_table)
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):

@@ -19,7 +19,7 @@ from tipbench import markup
 from tipbench.errors import TipbenchError
 from tipbench.web import queries
 from tipbench.web.panel import pages
-from tipbench.web.panel.pages import Chip, environment, here, render_error
+from tipbench.web.panel.pages import JobsLink, environment, here, render_error
 from web.panels import EXPERIMENT, ServedPanel
 
 PAGE = {"Accept": "text/html,*/*"}
@@ -313,15 +313,15 @@ def test_a_failure_names_its_request(served: ServedPanel) -> None:
 
 
 def test_a_failing_header_chip_does_not_break_the_page(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_request: Request) -> Chip | None:
+    def failing(_request: Request) -> JobsLink | None:
         raise TipbenchError("the list of jobs cannot be read")
 
-    monkeypatch.setattr(pages, "jobs_chip", failing)
+    monkeypatch.setattr(pages, "jobs_link", failing)
     assert get_page(served, "/settings").status_code == 200
 
 
 def test_header_chips_are_shown_to_admins_only(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "jobs_chip", lambda _request: Chip("2 running", "/jobs", "running"))
+    monkeypatch.setattr(pages, "jobs_link", lambda _request: JobsLink("2 running", "/jobs", "running"))
     assert "2 running" in get_page(served, "/").text
     assert "2 running" not in get_page(served, "/judge", token=served.judge).text
 

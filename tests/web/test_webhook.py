@@ -66,7 +66,7 @@ class WebhookBench:
         self.watch = WebhookWatcher(self.store, self.jobs, self.open_store, every_s=EVERY_S, clock=self.clock)
         self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
 
-    def open_store(self) -> TrackingStore:
+    def open_store(self) -> MlflowConnection:
         if self.mlflow_unavailable:
             raise MlflowUnavailable("MLflow does not answer.")
         return MlflowConnection(self.runs, "here", "here", "http://here.invalid")

@@ -18,14 +18,14 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import AirflowUnavailable, JobStartError
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi, AirflowDag
 from tipbench.record.mlflow import MlflowStore
-from web.panels import API, Served, serving
+from web.panels import API, ServedPanel, serve_panel
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
 SMALL = {"models": "alpha:135m", "prompts": "v1", "n_tips": 2, "num_predict": 64, "server_wait_s": 5}
 
 
 @pytest.fixture
-def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama) -> Iterator[Served]:
+def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama) -> Iterator[ServedPanel]:
     """A panel with the real Airflow and MLflow, which looks after its jobs."""
     environment = {
         "TIPBENCH_AIRFLOW_URL": airflow.url,
@@ -34,13 +34,13 @@ def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted: Scripted
         "MLFLOW_TRACKING_URI": mlflow_url,
         "OLLAMA_HOST": scripted.url,
     }
-    with serving(home, environment=environment, find_mlflow=True, run_jobs=True) as panel:
+    with serve_panel(home, environment=environment, find_mlflow=True, run_jobs=True) as panel:
         yield panel
     scripted.clear_faults()
     scripted.set(call_s=0.0)
 
 
-def job_once(served: Served, job_id: str, *states: str, reason: str = "", within_s: float = 300) -> Any:
+def job_once(served: ServedPanel, job_id: str, *states: str, reason: str = "", within_s: float = 300) -> Any:
     """What the API shows of the job once it is in one of these states, for that reason."""
     deadline = time.monotonic() + within_s
     while True:
@@ -51,7 +51,7 @@ def job_once(served: Served, job_id: str, *states: str, reason: str = "", within
         time.sleep(0.3)
 
 
-def cells_once(served: Served, job_id: str, least: int) -> None:
+def cells_once(served: ServedPanel, job_id: str, least: int) -> None:
     """Wait until at least `least` cells have been reported live."""
     deadline = time.monotonic() + 300
     while True:
@@ -63,7 +63,7 @@ def cells_once(served: Served, job_id: str, least: int) -> None:
 
 
 def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparison(
-    served: Served, airflow: RealAirflow, mlflow_url: str, home: Path
+    served: ServedPanel, airflow: RealAirflow, mlflow_url: str, home: Path
 ) -> None:
     experiment = fresh("tip-bench-panel-airflow")
     wanted = {**SMALL, "experiment": experiment, "n_scenarios": 4}
@@ -89,7 +89,7 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
 
 
 def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_is_finished_when_it_is_back(
-    served: Served, airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama
+    served: ServedPanel, airflow: RealAirflow, mlflow_url: str, scripted: ScriptedOllama
 ) -> None:
     scripted.set(call_s=1.0)
     experiment = fresh("tip-bench-airflow-stopped")
@@ -111,7 +111,7 @@ def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_is_finished_wh
 
 
 def test_a_failed_model_blocks_no_other_and_a_retry_repeats_only_it_in_the_same_dag_run(
-    served: Served, airflow: RealAirflow, scripted: ScriptedOllama
+    served: ServedPanel, airflow: RealAirflow, scripted: ScriptedOllama
 ) -> None:
     fickle, experiment = f"{fresh('fickle')}:135m", fresh("tip-bench-airflow-retry")
     scripted.add_model(ModelSpec(fickle))
@@ -136,7 +136,7 @@ def test_a_failed_model_blocks_no_other_and_a_retry_repeats_only_it_in_the_same_
 
 
 def test_a_paused_dag_and_a_missing_pool_are_reported_and_the_job_continues_once_fixed(
-    served: Served, airflow: RealAirflow
+    served: ServedPanel, airflow: RealAirflow
 ) -> None:
     with airflow.paused() as unpause, airflow.without_pool() as make_pool:
         order = {**SMALL, "experiment": fresh("tip-bench-airflow-paused"), "n_scenarios": 2}

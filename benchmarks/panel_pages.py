@@ -61,7 +61,7 @@ def measure(size: Size) -> Result:
     ):
         say(f"panel: recording {cells} cells and judging them")
         driver = SheetDriver(store, record_cells(store, models=models, experiment=EXPERIMENT))
-        if driver.judged_by("anna", everything=True).status != "applied":
+        if driver.judge_as("anna", everything=True).status != "applied":
             raise NotMeasured("The first judge's sheet was held.")
         bench = _Bench(Path(name) / "home", mlflow.url, driver, cells)
         rounds = [bench.round(f"judge-{number}") for number in count_rounds("panel", size.rounds)]

@@ -278,7 +278,7 @@ def test_model_output_is_plain_text_on_the_page(tmp_path: Path, open_tab: TabOpe
 
 
 def test_duels_are_judged_by_one_key_each(own_site: JudgingSite, open_tab: TabOpener) -> None:
-    own_site.driver.judged_by("anna", everything=True)
+    own_site.driver.judge_as("anna", everything=True)
     sheet = own_site.open(Kind.DUEL, limit=6)
     batch = open_batch_page(open_tab, own_site.site, sheet)
     size = len(own_site.batch(sheet)["items"])

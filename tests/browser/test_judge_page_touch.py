@@ -139,7 +139,7 @@ def test_a_conflict_has_no_violation(judging: JudgingSite, open_tab: TabOpener, 
 @pytest.mark.parametrize("width", [360, 1024])
 def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, open_tab: TabOpener, width: int) -> None:
     with judging_site(tmp_path / "home") as judging:
-        judging.driver.judged_by("anna", everything=True)
+        judging.driver.judge_as("anna", everything=True)
         batch = open_batch_page(open_tab, judging.site, judging.open(Kind.DUEL, limit=4), width=width)
         batch.page.set_viewport_size({"width": width, "height": 640})
         buttons = batch.page.locator(".choice-button")
@@ -159,7 +159,7 @@ def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, op
 
 def test_duels_have_no_violation(tmp_path: Path, open_tab: TabOpener, axe: Axe) -> None:
     with judging_site(tmp_path / "home") as judging:
-        judging.driver.judged_by("anna", everything=True)
+        judging.driver.judge_as("anna", everything=True)
         batch = open_batch_page(open_tab, judging.site, judging.open(Kind.DUEL, limit=4))
         batch.press("a", "k")
         assert list(faults(axe, batch.tab)) == []

@@ -78,7 +78,7 @@ def runs(conf: dict[str, Any], kind: str) -> list[StoredRun]:
 
 def judge_cells(conf: dict[str, Any]) -> None:
     with MlflowStore(conf["mlflow_url"]) as store:
-        SheetDriver(store, find_experiment(store, conf["experiment"])).judged_by("anna")
+        SheetDriver(store, find_experiment(store, conf["experiment"])).judge_as("anna")
 
 
 def scenarios_by_model(conf: dict[str, Any]) -> dict[str, int]:

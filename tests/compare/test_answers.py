@@ -19,8 +19,8 @@ def driver() -> SheetDriver:
     """Two models in three scenarios, judged by two people."""
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, prompts="v1", n_scenarios=3))
-    driver.judged_by("anna")
-    driver.judged_by("ben", seed=2, everything=True)
+    driver.judge_as("anna")
+    driver.judge_as("ben", seed=2, everything=True)
     return driver
 
 

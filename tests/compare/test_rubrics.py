@@ -71,7 +71,7 @@ def test_floors_use_the_judges_rubric(tmp_path: Path) -> None:
 def test_one_experiment_may_have_judges_and_rules_of_two_rubrics(tmp_path: Path) -> None:
     """Neither board is refused, and each has its own floor."""
     driver, folder = new_driver(), harder_suite(tmp_path)
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(suite=folder))
     judged, provisional = read_cells(driver), read_cells(driver, provisional=True)
     assert (judged.rubric, floor_scores(judged)) == (TIPS.tag, {TIPS.floor_composite})
@@ -102,7 +102,7 @@ def test_a_rubric_that_cannot_be_read_is_none() -> None:
 def test_scales_come_from_the_rubric_of_the_scores_or_from_the_collected_one() -> None:
     driver = new_driver()
     assert scale_names(driver.store, read_cells(driver)) == TIPS.scale_names
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     assert scale_names(driver.store, read_cells(driver)) == TIPS.scale_names
 
 
@@ -122,7 +122,7 @@ def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) ->
     driver = new_driver()
     contest_flags(driver, "ben", 6)
     if "judge" in filters:
-        driver.judged_by("anna", overlap=0.0)
+        driver.judge_as("anna", overlap=0.0)
     else:
         run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest())
         for run_id in list(driver.cells())[::3]:  # as before the rules judged

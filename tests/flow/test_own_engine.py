@@ -85,7 +85,7 @@ def judge(url: str, experiment: str) -> None:
     with MlflowStore(url) as store:
         found = store.experiment(experiment)
         assert found is not None
-        SheetDriver(store, found).judged_by("anna", agreed)
+        SheetDriver(store, found).judge_as("anna", agreed)
 
 
 def test_a_new_engine_is_planned_collected_judged_compared_and_shown(home: Path, worker: str) -> None:

@@ -154,7 +154,7 @@ def test_a_deleted_answer_is_skipped_and_reported_and_the_rest_is_applied(forgot
 def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistency() -> None:
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(store, models=("gamma:3b",))
     judging = driver.export("anna").stored
     gone, other = (entry.run_id for entry in judging.entries if entry.kind is ItemKind.REPEAT)
@@ -167,7 +167,7 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
 
 
 def test_a_repeated_tip_that_lost_a_score_is_left_out_of_the_judges_consistency(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(driver.store, models=("gamma:3b",))
     judging = driver.export("anna").stored
     repeat = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.REPEAT)
@@ -268,7 +268,7 @@ def small_drivers(count: int) -> list[SheetDriver]:
 
 def test_small_sheets_of_a_judge_are_pooled_and_only_the_newest_is_held() -> None:
     drivers = small_drivers(4)
-    applied = [driver.judged_by("anna", always(5), seed=n) for n, driver in enumerate(drivers)]
+    applied = [driver.judge_as("anna", always(5), seed=n) for n, driver in enumerate(drivers)]
     drifts = [result.drift for result in applied if result.drift]
     assert [str(result.status) for result in applied] == ["applied", "applied", "applied", "held"]
     assert [str(drift.verdict) for drift in drifts] == ["unknown", "unknown", "unknown", "beyond the limit"]
@@ -278,11 +278,11 @@ def test_small_sheets_of_a_judge_are_pooled_and_only_the_newest_is_held() -> Non
 def test_small_sheets_of_other_judges_and_held_ones_are_not_pooled() -> None:
     drivers = small_drivers(5)
     for driver in drivers[:3]:
-        driver.judged_by("anna", always(5))
-    careful = drivers[3].judged_by("ben").drift
+        driver.judge_as("anna", always(5))
+    careful = drivers[3].judge_as("ben").drift
     assert careful is not None
     assert (careful.sheets, str(careful.verdict)) == (1, "unknown")
-    assert drivers[3].judged_by("anna", always(5), everything=True).held
-    after = drivers[4].judged_by("anna").drift
+    assert drivers[3].judge_as("anna", always(5), everything=True).held
+    after = drivers[4].judge_as("anna").drift
     assert after is not None
     assert after.sheets == 4  # three counted ones and its own, without the held one

@@ -237,9 +237,9 @@ def filled_sheet() -> tuple[SheetDriver, StoredSheet, dict[str, Any]]:
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store, models=("alpha:135m",)))
     for judge in ("anna", "ben"):
-        driver.judged_by(judge, everything=True)
+        driver.judge_as(judge, everything=True)
     record_cells(store, models=("beta:1b",))
-    driver.judged_by("ben", everything=True)
+    driver.judge_as("ben", everything=True)
     judging = driver.export("anna", everything=True).stored
     assert {entry.kind for entry in judging.entries} == set(ItemKind)
     return driver, judging, fill(judging, honest)
@@ -340,7 +340,7 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
     """Pooled with earlier sheets, the numbers would move exactly when the single item is a control."""
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store))
-    driver.judged_by("anna", honest)
+    driver.judge_as("anna", honest)
     record_cells(store, models=("gamma:2b", "delta:4b"))
     judging = driver.export("anna").stored
     raw, extreme = fill(judging, honest), fill(judging, always(5))
@@ -363,7 +363,7 @@ def test_a_sheet_finished_with_few_items_returns_the_verdict_alone(capsys: pytes
 def test_numbers_need_20_control_tips_of_the_sheet_or_all_items() -> None:
     store = SeededStore()
     driver = SheetDriver(store, record_cells(store))
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(store, models=("gamma:2b", "delta:4b"))
     judging = driver.export("anna").stored
     tips = {entry.item.id: len(entry.controls) for entry in judging.entries}

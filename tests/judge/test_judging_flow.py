@@ -107,7 +107,7 @@ def test_a_dry_run_writes_nothing_and_shows_hidden_items_like_all_others(driver:
 
 
 def test_a_dry_run_does_not_show_scores_of_another_judge(driver: SheetDriver) -> None:
-    driver.judged_by("anna", at_random)
+    driver.judge_as("anna", at_random)
     applied = driver.apply(fill(driver.export("ben", everything=True).stored), dry_run=True)
     assert {change.before for change in applied.changes} == {None}
 
@@ -179,7 +179,7 @@ def test_a_contested_flag_counts_and_the_next_judge_sees_the_computed_one(driver
 
 
 def test_a_judge_with_constant_scores_is_held_and_the_cells_stay_pending(driver: SheetDriver) -> None:
-    applied = driver.judged_by("anna", always(5))
+    applied = driver.judge_as("anna", always(5))
     assert applied.held
     assert applied.to_json() | {"status": "held", "applied": 0, "held": applied.n_finished} == applied.to_json()
     assert driver.states() == {"pending": CELLS}
@@ -219,7 +219,7 @@ def test_scores_that_counted_do_not_when_their_sheet_is_revised_beyond_the_limit
 
 
 def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver: SheetDriver) -> None:
-    driver.judged_by("anna", always(5))
+    driver.judge_as("anna", always(5))
     with pytest.raises(NotEnoughData, match=rf"{CELLS} answers whose scores are held: revise their sheet"):
         driver.export("anna")
     assert driver.export("ben").n_cells == CELLS
@@ -229,7 +229,7 @@ def test_held_cells_wait_for_others_and_not_for_the_judge_who_must_revise(driver
 
 
 def test_a_second_judge_gets_whole_scenarios_of_the_others_and_alpha_appears(driver: SheetDriver) -> None:
-    driver.judged_by("anna", seed=1)
+    driver.judge_as("anna", seed=1)
     done = driver.export("ben")
     assert done.n_cells == 6, "a fifth of 24, rounded up to whole scenarios"
     scenarios = Counter(entry.item.card["id"] for entry in done.stored.entries if entry.kind is ItemKind.CELL)
@@ -255,13 +255,13 @@ def test_a_held_judge_does_not_change_the_mean_of_the_others(driver: SheetDriver
     raw = fill(judging)
     driver.apply(raw)
     before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
-    assert driver.judged_by("ben", always(5), everything=True).held
+    assert driver.judge_as("ben", always(5), everything=True).held
     assert {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()} == before
     assert driver.states() == {"judged": CELLS}
 
 
 def test_everything_exports_all_cells_this_judge_has_not_scored(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     assert driver.export("ben", everything=True).n_cells == CELLS
     with pytest.raises(NotEnoughData, match="`--all` includes answers scored by others"):
         driver.export(None)
@@ -364,7 +364,7 @@ def test_a_sheet_of_unknown_origin_is_refused(driver: SheetDriver, key: str, val
 
 
 def test_repeated_answers_measure_only_the_judge(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(driver.store, models=("gamma:3b",))
     judging = driver.export("anna").stored
     repeats = [entry for entry in judging.entries if entry.kind is ItemKind.REPEAT]
@@ -424,7 +424,7 @@ def test_provisional_scores_and_scores_of_people_are_separate_in_any_order() -> 
             if name == "rules":
                 run_rules(driver)
             else:
-                driver.judged_by("anna", seed=3)
+                driver.judge_as("anna", seed=3)
         ends.append(driver)
     for driver in ends:
         assert driver.states() == {"judged": CELLS}
@@ -597,7 +597,7 @@ def test_answers_without_a_tip_are_on_no_sheet() -> None:
 
 def test_under_another_rubric_all_scores_and_floors_are_new(tmp_path: Path) -> None:
     driver, floored = driver_with_floored_cells()
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     folder = warm_suite(tmp_path, limit=3)
     left_alone = driver.export("ben", suite=str(folder))
     assert left_alone.n_other_rubric == CELLS
@@ -638,7 +638,7 @@ def test_floors_alone_can_be_computed_again(tmp_path: Path) -> None:
 def test_floors_wait_for_scores_that_count(tmp_path: Path) -> None:
     """Neither a provisional judge, nor a sheet of which nothing is finished, may move a board to another rubric."""
     driver, _ = driver_with_floored_cells()
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     folder = str(warm_suite(tmp_path))
     run_judge(
         driver.store, driver.experiment, ScriptedJudge(score=1), ExportRequest(suite=folder, rejudge=True, seed=1)
@@ -666,7 +666,7 @@ def test_two_rubrics_are_never_mixed_in_one_mean(tmp_path: Path) -> None:
 
 def test_when_the_new_scores_are_held_the_old_ones_count_with_their_own_rubric(tmp_path: Path) -> None:
     driver = new_driver()
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     before = {run_id: run.metrics["composite"] for run_id, run in driver.cells().items()}
     folder = warm_suite(tmp_path)
     new = driver.export("ben", suite=str(folder), rejudge=True).stored

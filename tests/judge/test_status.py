@@ -71,7 +71,7 @@ def test_a_sheet_without_a_name_has_no_judge_until_it_is_applied(driver: SheetDr
 
 
 def test_what_is_applied_counts_and_the_judge_is_measured(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     state = status(driver)
     assert counts(state) == (CELLS, 0, 0, CELLS)
     assert state.rubrics == ("tip-v1",)
@@ -92,13 +92,13 @@ def test_minutes_are_those_from_export_to_apply_for_each_item(driver: SheetDrive
 
 
 def test_held_cells_are_pending_and_held_until_another_judge_has_scored_them(driver: SheetDriver) -> None:
-    driver.judged_by("anna", always(5))
+    driver.judge_as("anna", always(5))
     state = status(driver)
     assert counts(state) == (CELLS, CELLS, CELLS, 0)
     anna = judge_status(state, "anna")
     assert (anna.cells, anna.held, anna.verdict) == (0, CELLS, "beyond the limit")
     assert state.use_of_scores(anna) == "held"
-    driver.judged_by("ben")
+    driver.judge_as("ben")
     assert counts(status(driver)) == (CELLS, 0, 0, CELLS)
     assert judge_status(status(driver), "anna").held == CELLS
 
@@ -115,9 +115,9 @@ def test_the_use_of_a_judges_scores_depends_on_what_is_held_accepted_and_uncheck
 
 
 def test_a_judges_trends_cover_all_measured_sheets_and_are_in_the_json(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(driver.store, models=("beta:1b",))
-    driver.judged_by("anna", always(4))
+    driver.judge_as("anna", always(4))
     trends = judge_status(status(driver), "anna").trends
     assert trends is not None
     assert [(each.scale, each.sheets) for each in trends.sums] == [
@@ -149,7 +149,7 @@ def test_agreement_of_two_judges_separates_similar_from_random() -> None:
 
 def test_a_scale_that_a_stored_tip_lacks_is_left_out_of_the_agreement(driver: SheetDriver) -> None:
     for judge in ("anna", "ben"):
-        driver.judged_by(judge, everything=True)
+        driver.judge_as(judge, everything=True)
     before = status(driver).alpha
     driver.remove_score(next(iter(driver.cells())), "anna", "tone")
     after = status(driver).alpha
@@ -167,9 +167,9 @@ def copy_scores(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any
 
 
 def test_repeated_answers_give_the_share_of_equal_scores(driver: SheetDriver) -> None:
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     record_cells(driver.store, models=("gamma:3b",))
-    driver.judged_by("anna", seed=8)
+    driver.judge_as("anna", seed=8)
     share = judge_status(status(driver), "anna").self_exact
     assert share is not None
     assert 0 <= share <= 1
@@ -194,7 +194,7 @@ def test_floored_answers_are_judged_and_counted_apart() -> None:
 
 def test_provisional_judges_are_listed_separately_after_people(driver: SheetDriver) -> None:
     run_judge(driver.store, driver.experiment, RulesJudge(), ExportRequest(seed=1))
-    driver.judged_by("zoe")
+    driver.judge_as("zoe")
     state = status(driver)
     assert [(judge.judge, judge.provisional, judge.cells) for judge in state.judges] == [
         ("zoe", False, CELLS),
@@ -206,7 +206,7 @@ def test_provisional_judges_are_listed_separately_after_people(driver: SheetDriv
 def test_history_is_oldest_first_with_accepted_drift(driver: SheetDriver) -> None:
     raw = fill(driver.export("anna").stored, always(5))
     driver.apply(raw, accept="agreed")
-    driver.judged_by("ben", everything=True)
+    driver.judge_as("ben", everything=True)
     assert [(sheet.judge, sheet.status, sheet.accepted) for sheet in status(driver).history] == [
         ("anna", "applied", "agreed"),
         ("ben", "applied", None),
@@ -219,9 +219,9 @@ def test_history_is_oldest_first_with_accepted_drift(driver: SheetDriver) -> Non
 @pytest.fixture
 def history(driver: SheetDriver) -> tuple[SheetSummary, ...]:
     """A sheet beyond the limit, one that is fine, and one too small for a verdict."""
-    driver.judged_by("anna", always(5))
-    driver.judged_by("ben", everything=True)
-    driver.judged_by("eva", limit=3, everything=True)
+    driver.judge_as("anna", always(5))
+    driver.judge_as("ben", everything=True)
+    driver.judge_as("eva", limit=3, everything=True)
     return status(driver).history
 
 

@@ -183,7 +183,7 @@ class SheetDriver:
         applier = SheetApplier.for_file(self.store, raw, judge=judge)
         return applier.run(accept=accept, final=final, dry_run=dry_run)
 
-    def judged_by(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **options: Any) -> ApplyResult:
+    def judge_as(self, judge: str, rule: Rule = agreed, *, seed: int = 1, **options: Any) -> ApplyResult:
         """Export a sheet, fill it and apply it."""
         return self.apply(fill(self.export(judge, **options).stored, rule, seed=seed))
 

@@ -163,7 +163,7 @@ def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
         assert "Waiting for a judge" in page
         assert f'href="/experiments/{EXPERIMENT}/judges"' in page
         assert "Airflow" in served.get("/jobs").text
-        SheetDriver(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judge_as("anna", agreed)
         assert wait_for_state(served, job["id"], "succeeded")["exit_code"] == 0
     assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 

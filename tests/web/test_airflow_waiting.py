@@ -112,7 +112,7 @@ def test_a_killed_panel_finds_its_waiting_run_again_and_continues_it(
         panel.kill()
         experiment = store.experiment(wanted["experiment"])
         assert experiment is not None
-        SheetDriver(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judge_as("anna", agreed)
         panel.start()
         assert panel.wait_for_end(job["id"])["job"]["state"] == "succeeded"
         assert PASSWORD not in panel.stderr
@@ -148,7 +148,7 @@ def test_a_waiting_run_is_cancelled_and_its_retry_waits_and_is_answered(
         again = served.post(f"{JOBS}/{job['id']}/retry").json()["job"]
         assert again["retry_of"] == job["id"]
         wait_for_state(served, again["id"], "waiting", "48 cells wait for a judge.")
-        SheetDriver(store, experiment).judged_by("anna", agreed)
+        SheetDriver(store, experiment).judge_as("anna", agreed)
         wait_for_state(served, again["id"], "succeeded")
 
 
@@ -186,5 +186,5 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     now[0] += LIFE_S
     lookup.pending(job)
     assert store.reads == 2 * first, "a write may not have changed the revision"
-    SheetDriver(store, experiment).judged_by("anna", agreed)
+    SheetDriver(store, experiment).judge_as("anna", agreed)
     assert lookup.pending(job) == 0

@@ -116,7 +116,7 @@ def test_the_same_key_gives_the_same_batch_also_once_it_is_closed(judge_client: 
 
 
 def test_without_pending_cells_the_request_is_refused_with_the_reason(judge_client: JudgeClient) -> None:
-    driver_of(judge_client.served).judged_by(JUDGE, everything=True)
+    driver_of(judge_client.served).judge_as(JUDGE, everything=True)
     assert judge_client.served.error(judge_client.request("POST")) == (409, "not_enough_data")
 
 

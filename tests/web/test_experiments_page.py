@@ -33,7 +33,7 @@ def test_the_page_shows_every_experiment_with_its_cells(served: ServedPanel) -> 
 
 def test_the_page_shows_applied_scores_at_once(served: ServedPanel) -> None:
     get_front_page(served)
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     page = get_front_page(served)
     assert "48 judged, 0 pending" in page
     row = served.get(f"{API}/experiments").json()["items"][0]

@@ -170,7 +170,7 @@ def test_an_unknown_sheet_is_not_found(served: ServedPanel) -> None:
 
 
 def test_without_pending_cells_the_request_is_refused_with_the_reason(served: ServedPanel) -> None:
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     assert served.error(served.post(SHEETS, json={"judge": "anna"})) == (409, "not_enough_data")
 
 
@@ -357,7 +357,7 @@ def test_a_judge_learns_of_the_drift_only_when_the_sheet_is_whole(served: Served
 
 
 def test_admins_see_the_status_of_judging(served: ServedPanel) -> None:
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     body = served.get(f"{API}/judges/{EXPERIMENT}").json()
     assert (body["judged"], [judge["judge"] for judge in body["judges"]]) == (48, ["anna"])
 

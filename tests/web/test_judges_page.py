@@ -40,7 +40,7 @@ def post_form(served: ServedPanel, place: str, fields: dict[str, str], **options
 
 
 def held_sheet(served: ServedPanel, judge: str = "carla") -> str:
-    applied = driver_of(served).judged_by(judge, always(5), everything=True)
+    applied = driver_of(served).judge_as(judge, always(5), everything=True)
     assert applied.held
     return applied.sheet
 
@@ -152,7 +152,7 @@ def test_an_exported_sheet_has_the_requested_format(served: ServedPanel) -> None
 
 
 def test_a_download_has_the_bytes_of_the_api(served: ServedPanel) -> None:
-    applied = driver_of(served).judged_by("anna", limit=6)
+    applied = driver_of(served).judge_as("anna", limit=6)
     for filled in (False, True):
         for form in ("json", "csv"):
             download = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
@@ -162,7 +162,7 @@ def test_a_download_has_the_bytes_of_the_api(served: ServedPanel) -> None:
 
 
 def test_the_options_of_the_form_are_those_of_the_sheet(served: ServedPanel) -> None:
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     response = post_form(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
@@ -192,7 +192,7 @@ def test_an_invalid_field_is_reported_at_its_place(served: ServedPanel) -> None:
 
 
 def test_without_pending_cells_the_page_shows_it(served: ServedPanel) -> None:
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     response = post_form(served, "export", {"judge": "anna"})
     assert response.status_code == 409
     assert "No sheet created" in response.text
@@ -232,7 +232,7 @@ def test_a_held_sheet_is_not_accepted_without_a_reason(served: ServedPanel) -> N
 
 
 def test_only_a_held_sheet_is_accepted(served: ServedPanel) -> None:
-    applied = driver_of(served).judged_by("anna", limit=6)
+    applied = driver_of(served).judge_as("anna", limit=6)
     response = post_form(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
     assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
 
@@ -309,9 +309,9 @@ def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
 
 def test_the_chart_changes_after_a_sheet_is_applied(served: ServedPanel) -> None:
     driver = driver_of(served)
-    driver.judged_by("anna", honest, limit=8)
+    driver.judge_as("anna", honest, limit=8)
     path = f"{JUDGES}/drift.svg?judge=anna&scale=tone"
     first = served.get(path).text
     assert served.get(path).text == first
-    driver.judged_by("anna", honest, limit=8, seed=2)
+    driver.judge_as("anna", honest, limit=8, seed=2)
     assert served.get(path).text != first

@@ -25,8 +25,8 @@ def judged(home: Path) -> Any:
     store = answered_store()
     found = store.ensure_experiment(EXPERIMENT)
     driver = SheetDriver(store, found)
-    driver.judged_by("anna", everything=True)
-    driver.judged_by("ben", seed=2)
+    driver.judge_as("anna", everything=True)
+    driver.judge_as("ben", seed=2)
     with serve_panel(home, store) as served:
         yield served
 

@@ -256,7 +256,7 @@ def test_rows_without_a_number_are_flagged_and_last_in_either_order(home: Path) 
 
 
 def test_the_summary_of_the_judging_names_judges_agreement_and_rubric(own_panel: ServedPanel) -> None:
-    driver_of(own_panel).judged_by("ben", seed=2)
+    driver_of(own_panel).judge_as("ben", seed=2)
     text = get_page(own_panel, BOARD).text
     for words in ("Judging", "anna", "ben", "judged twice", "Krippendorff", "bias: tone", "tip-v1 ("):
         assert words in text
@@ -335,7 +335,7 @@ def test_a_cached_page_contains_nothing_of_its_user(own_panel: ServedPanel) -> N
 
 def test_a_sheet_applied_elsewhere_shows_at_once(own_panel: ServedPanel) -> None:
     get_page(own_panel, BOARD)
-    driver_of(own_panel).judged_by("ben", seed=2)
+    driver_of(own_panel).judge_as("ben", seed=2)
     assert "anna, ben" in get_page(own_panel, BOARD).text
 
 
@@ -451,7 +451,7 @@ def test_a_name_with_an_escape_in_it_is_not_decoded_twice(home: Path) -> None:
 @pytest.mark.parametrize("judge", ["<script>x</script>", 'o\'neill & "co"/שלום'])
 def test_unusual_judge_names_can_be_selected(home: Path, judge: str) -> None:
     with judged_panel(home, judge=judge, n_scenarios=2) as served:
-        driver_of(served).judged_by("ben", seed=2)
+        driver_of(served).judge_as("ben", seed=2)
         page = get_page(served, BOARD)
         assert judge in {each["value"] for each in page.all("option")}
         chosen = get_page(served, f"{BOARD}?{urlencode({'judge': judge})}")
@@ -465,7 +465,7 @@ def test_the_pages_work_on_a_real_mlflow(home: Path, mlflow_url: str) -> None:
         store.mark_changed(found.experiment_id)
         with serve_panel(home, store) as served:
             assert "Not judged yet" in get_page(served, board_path(name)).text
-            SheetDriver(store, found).judged_by("anna", everything=True)
+            SheetDriver(store, found).judge_as("anna", everything=True)
             page = get_page(served, board_path(name))
             assert "anna" in page.text
             assert page.all("a", href=f"{mlflow_url}/#/experiments/{found.experiment_id}/runs")

@@ -90,7 +90,7 @@ def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> N
 
 
 def test_real_responses_are_as_documented(served: ServedPanel, document: dict[str, Any]) -> None:
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
     job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
     urls = {

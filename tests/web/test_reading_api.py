@@ -206,7 +206,7 @@ def test_filters_and_boards_share_one_read_of_the_cells(counting_panel: tuple[Se
 
 def test_a_board_page_reads_cells_sheets_and_decisions_once(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
     served, store = counting_panel
-    driver_of(served).judged_by("anna", everything=True)
+    driver_of(served).judge_as("anna", everything=True)
     store.kinds.clear()
     page = served.get(f"/experiments/{EXPERIMENT}", headers={"Accept": "text/html"})
     assert "anna" in page.text
@@ -216,7 +216,7 @@ def test_a_board_page_reads_cells_sheets_and_decisions_once(counting_panel: tupl
 def test_changes_by_another_process_show_at_once(served: ServedPanel) -> None:
     driver = driver_of(served)
     assert [served.get(path).status_code for path in PAGES] == [200] * 4
-    driver.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel
+    driver.judge_as("anna", everything=True)  # as `judge apply` on the command line does, past the panel
     assert served.get(f"{API}/experiments").json()["items"][0]["judged"] == 48
     assert served.get(f"{RUNS}?state=judged&limit=500").json()["total"] == 48
     board = served.get(f"{API}/leaderboard/{EXPERIMENT}").json()
@@ -237,7 +237,7 @@ def test_the_list_of_experiments_evicts_no_snapshot_that_it_loads(home: Path) ->
     store = CountingStore()
     names = [f"tip-bench-{number}" for number in range(CACHED_EXPERIMENTS)]
     for name in names:
-        SheetDriver(store, record_cells(store, experiment=name)).judged_by("anna", everything=True)
+        SheetDriver(store, record_cells(store, experiment=name)).judge_as("anna", everything=True)
     with serve_panel(home, store) as served:
         rows = served.get(f"{API}/experiments").json()["items"]
         store.kinds.clear()

@@ -49,7 +49,7 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
 
 def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, driver, url = bench
-    driver.judged_by("anna", everything=True)
+    driver.judge_as("anna", everything=True)
     code, printed = run_command("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
     assert code == 0
     assert client.get(f"{API}/leaderboard/{driver.experiment.name}").json() == json.loads(printed)

@@ -166,7 +166,7 @@ def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: W
     found = bench.runs.experiment(EXPERIMENT)
     assert found is not None
     driver = SheetDriver(bench.runs, found)
-    driver.judged_by("anna")
+    driver.judge_as("anna")
     bench.pass_time(times=4)
     assert len(bench.payloads()) == 1
     run_id = next(run_id for run_id, run in driver.cells().items() if run.state == "judged")

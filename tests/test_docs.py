@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from fastapi import FastAPI
 
-from support.commands import COMMANDS
+from support.command_list import COMMANDS
 from tipbench.cli.main import EXIT_CODES
 from tipbench.errors import TipbenchError
 from tipbench.settings import SETTINGS

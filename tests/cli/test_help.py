@@ -11,7 +11,7 @@ import pytest
 from invoke_command import invoke
 
 import tipbench
-from support.commands import COMMANDS
+from support.command_list import COMMANDS
 
 HEAVY = ("httpx", "numpy", "mlflow", "rich", "xllamacpp", "scipy")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.commands import COMMANDS
+from support.command_list import COMMANDS
 from tipbench.errors import UsageError
 from tipbench.jobs.command import collect_request, command_arguments, judge_request
 from tipbench.jobs.job import JobKind, JobRequest

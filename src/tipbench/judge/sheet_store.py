@@ -30,8 +30,8 @@ DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # absent on a sheet of tips
 FINAL, REVISIONS = "sheet_final", "sheet_revisions"
 TIPS, DUEL = "sheet", "duel"  # kinds of sheets
-# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a hidden item. Nothing reads them: they
-# are written so that MLflow gets the same requests as for a cell. So the time of an apply reveals no hidden items.
+# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a hidden item. Nothing reads
+# them. They make MLflow get the same requests as for a cell, so that the time of an apply does not reveal hidden items.
 HIDDEN = "hidden_"
 StoredT = TypeVar("StoredT")
 

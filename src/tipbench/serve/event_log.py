@@ -10,7 +10,7 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 | reward, late, duplicate | serving policy | the reward | action, dwell_ms, score; a reward also x, … |
 | reset | | | erase |
 | import | policy of the state | | name, document |
-| signal | policy of the shadow | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| signal | shadow policy | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 
 In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry.
 """

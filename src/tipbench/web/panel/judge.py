@@ -120,7 +120,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the drift is only a verdict, and one for each exceeded limit over all scales."""
+    """Yield a sentence if the drift is only a verdict, and one for each exceeded limit that covers all scales."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
     yield from limit_sentences(drift)

@@ -27,7 +27,7 @@ from tipbench.serve.tallies import Tallies
 Array = NDArray[Any]
 
 
-def collinear(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
+def collinear_data(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
     """Features of which two are always equal and one is nearly constant, as overdue tasks of one user are."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (steps, dim))
@@ -36,24 +36,24 @@ def collinear(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
     return x, rng.uniform(-1, 1, steps)
 
 
-def direct(x: Array, rewards: Array, lam: float, prior: Array) -> Array:
+def direct_solution(x: Array, rewards: Array, lam: float, prior: Array) -> Array:
     return np.linalg.solve(lam * np.eye(x.shape[1]) + x.T @ x, x.T @ rewards + lam * prior)
 
 
 @pytest.mark.parametrize(("lam", "steps"), [(1.0, 100_000), (100.0, 2 * REBUILD_EVERY + 7)])
 def test_recursive_updates_equal_the_direct_solution(lam: float, steps: int) -> None:
-    x, rewards = collinear(steps, 12, seed=1)
+    x, rewards = collinear_data(steps, 12, seed=1)
     prior = np.linspace(-1, 1, 12)
     ridge = Ridge(12, lam=lam, prior=prior)
     for row, reward in zip(x, rewards, strict=True):
         ridge.update(row, reward)
     assert ridge.n == steps
-    np.testing.assert_allclose(ridge.theta, direct(x, rewards, lam, prior), atol=1e-9)
+    np.testing.assert_allclose(ridge.theta, direct_solution(x, rewards, lam, prior), atol=1e-9)
     np.testing.assert_allclose(ridge.v @ (lam * np.eye(12) + x.T @ x), np.eye(12), atol=1e-6)
 
 
 def test_v_is_computed_from_a_at_fixed_counts() -> None:
-    x, rewards = collinear(REBUILD_EVERY, 12, seed=4)
+    x, rewards = collinear_data(REBUILD_EVERY, 12, seed=4)
     ridge, fresh = Ridge(12), Ridge(12)
     for row, reward in zip(x, rewards, strict=True):
         ridge.update(row, reward)
@@ -71,17 +71,17 @@ def test_before_the_first_reward_the_estimate_is_the_prior_and_v_is_its_inverse_
 
 
 def test_permuted_and_merged_updates_give_the_same_state() -> None:
-    x, rewards = collinear(3000, 12, seed=2)
+    x, rewards = collinear_data(3000, 12, seed=2)
 
-    def learned(order: Array | range) -> Ridge:
+    def learn(order: Array | range) -> Ridge:
         ridge = Ridge(12)
         for i in order:
             ridge.update(x[int(i)], rewards[int(i)])
         return ridge
 
-    serial = learned(range(3000))
-    permuted = learned(np.random.default_rng(3).permutation(3000).astype(float))
-    left, right, merged = learned(range(1000)), learned(range(1000, 3000)), Ridge(12)
+    serial = learn(range(3000))
+    permuted = learn(np.random.default_rng(3).permutation(3000).astype(float))
+    left, right, merged = learn(range(1000)), learn(range(1000, 3000)), Ridge(12)
     merged.restore(left.a + right.a, left.b + right.b, left.n + right.n, left.reward_sum + right.reward_sum)
     for other in (permuted, merged):
         np.testing.assert_allclose(other.a, serial.a, atol=1e-9)
@@ -211,22 +211,22 @@ def test_reward_1_has_the_values_of_the_contract(request_body: RewardRequest, re
 # Priors
 
 
-def prior(theta: tuple[float, ...] = tuple(range(12))) -> Prior:
+def example_prior(theta: tuple[float, ...] = tuple(range(12))) -> Prior:
     features = FEATURES["v3"]
     return Prior("egreedy/v3", features.version, features.names, theta, {"from": "simulation"})
 
 
 def test_a_prior_survives_its_file_and_its_hash_ignores_the_source(tmp_path: Path) -> None:
-    prior().save(tmp_path / "prior.json")
+    example_prior().save(tmp_path / "prior.json")
     loaded = load_prior(tmp_path / "prior.json")
-    assert loaded == prior()
+    assert loaded == example_prior()
     assert loaded.source == {"from": "simulation"}
-    assert loaded.hash == prior().hash == replace(prior(), source={}).hash
-    assert loaded.hash != prior((1.0,) * 12).hash
+    assert loaded.hash == example_prior().hash == replace(example_prior(), source={}).hash
+    assert loaded.hash != example_prior((1.0,) * 12).hash
 
 
 def test_a_prior_is_where_a_new_user_starts_with_more_weight() -> None:
-    ridge = POLICIES["egreedy/v3"].ridge(prior())
+    ridge = POLICIES["egreedy/v3"].ridge(example_prior())
     assert ridge.lam == LAMBDA_WITH_PRIOR
     np.testing.assert_allclose(ridge.theta, range(12), atol=1e-12)
     assert POLICIES["egreedy/v3"].ridge().lam == 1.0
@@ -245,7 +245,7 @@ def test_a_prior_is_where_a_new_user_starts_with_more_weight() -> None:
 )
 def test_an_invalid_prior_is_a_usage_error(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "prior.json"
-    prior().save(path)
+    example_prior().save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UsageError, match="prior"):
         load_prior(path)
@@ -253,7 +253,7 @@ def test_an_invalid_prior_is_a_usage_error(tmp_path: Path, change: dict[str, obj
 
 def test_a_prior_of_other_features_is_refused() -> None:
     with pytest.raises(UsageError, match="features-v3/1; egreedy/v2 uses features-v2/1"):
-        POLICIES["egreedy/v2"].check_prior(prior())
+        POLICIES["egreedy/v2"].check_prior(example_prior())
 
 
 # Keys

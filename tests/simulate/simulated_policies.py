@@ -41,8 +41,8 @@ def attribution(size: Size) -> Iterator[tuple[str, bool]]:
     config = SimulationConfig(policies=f"{CONTROL},egreedy/v2,egreedy/v3", ablation="egreedy/v3", **vars(size))
     found = simulate(config).to_json()
     gains = {policy["name"]: policy["gain"] for policy in found["policies"] if policy["gain"]}
-    lines = [f"{name} − egreedy/v1: {_span(gain)}" for name, gain in gains.items()]
-    lines += [f"    egreedy/v3 without {row['feature']} loses {_span(row['loss'])}" for row in found["ablation"]]
+    lines = [f"{name} − egreedy/v1: {_interval(gain)}" for name, gain in gains.items()]
+    lines += [f"    egreedy/v3 without {row['feature']} loses {_interval(row['loss'])}" for row in found["ablation"]]
     yield "\n".join(lines), gains["egreedy/v3"]["ci_low"] > gains[CONTROL]["ci_high"]
 
 
@@ -64,8 +64,8 @@ def linear_world(users: int) -> Iterator[tuple[str, bool]]:
     yield f"linear world: regret per round {first:.4f} in the first quarter, {last:.4f} in the last", last <= first / 2
 
 
-def _span(found: dict[str, float]) -> str:
-    return f"{found['mean']:+.4f} [{found['ci_low']:+.4f}, {found['ci_high']:+.4f}]"
+def _interval(gain: dict[str, float]) -> str:
+    return f"{gain['mean']:+.4f} [{gain['ci_low']:+.4f}, {gain['ci_high']:+.4f}]"
 
 
 def main(quick: bool) -> int:

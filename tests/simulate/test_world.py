@@ -11,7 +11,7 @@ from tipbench.simulate.rollout import CONTROL, find_arm, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 
 
-def behaviour(world: World) -> np.ndarray:
+def measure_behaviour(world: World) -> np.ndarray:
     """Completion rate, dismissal rate and mean dwell of every user with tips chosen blindly."""
     sums = np.zeros((4, len(world)))
     for number in range(world.n_rounds):
@@ -24,7 +24,7 @@ def behaviour(world: World) -> np.ndarray:
 
 def test_r15_personas_carry_profile_features_that_agree_with_their_behaviour() -> None:
     world = World("standard", 7, 1000, 120)
-    measured = behaviour(world)
+    measured = measure_behaviour(world)
     assert set(PROFILE_KEYS) == set(load_personas().personas[0].profile)
     for persona in range(5):
         chosen = world.persona == persona

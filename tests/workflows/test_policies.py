@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import Clock, score_request, serving
+from support.serving import ManualClock, open_service, score_request
 from tipbench.workflows.policies import means_over_time
 
 HOUR = 3600.0
 
 
 def test_rewards_over_time_are_means_with_95_percent_intervals(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     start = clock.now
-    with serving(tmp_path, clock=clock) as service:
+    with open_service(tmp_path, clock=clock) as service:
         for number, value in enumerate((1.0, 0.0, -1.0, 0.5)):
             event = service.score("linucb", score_request()).body["event_id"]
             clock.now = start + HOUR * (number // 3)

@@ -47,7 +47,7 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         done = tipbench(*options, home=home)
     assert watcher.max_resident == 1
-    assert watcher.seen == set(MODELS)
+    assert watcher.all_models == set(MODELS)
 
     recorded = runs(mlflow_url, experiment)
     assert len(recorded) == CELLS

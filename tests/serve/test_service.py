@@ -345,10 +345,8 @@ def test_a_prior_is_used_logged_and_can_be_changed_without_relearning(tmp_path: 
         assert last.body["prior"] == prior(0.5).hash
     with open_service(tmp_path, priors=[prior(0.5)]) as again:
         assert again.stats("egreedy/v3", "u1")["n"] == 21
-    with (
-        pytest.raises(UsageError, match="prior was fitted"),
-        open_service(tmp_path, priors=[replace(prior(1.0), policy="egreedy/v2")]),
-    ):
+    of_other_policy = replace(prior(1.0), policy="egreedy/v2")
+    with pytest.raises(UsageError, match="prior was fitted"), open_service(tmp_path, priors=[of_other_policy]):
         pass
 
 

@@ -26,11 +26,11 @@ MODELS = "alpha:1b,beta:1b"
 
 
 @dataclass
-class Cells:
+class PendingCells:
     """The number of pending cells, set by a test."""
 
-    waiting: int = 0
-    trouble: TipbenchError | None = None
+    count: int = 0
+    error: TipbenchError | None = None
     url: str | None = MLFLOW
 
     def address(self, job: Job) -> str:  # noqa: ARG002
@@ -39,16 +39,16 @@ class Cells:
         return self.url
 
     def pending(self, job: Job) -> int:  # noqa: ARG002
-        if self.trouble is not None:
-            raise self.trouble
-        return self.waiting
+        if self.error is not None:
+            raise self.error
+        return self.count
 
 
 def emit(log: list[str], *events: wire.Event) -> None:
     log += [event_line(event, time.time()).decode().rstrip() for event in events]
 
 
-def story(model: str, log: list[str]) -> int:
+def collect_two_cells(model: str, log: list[str]) -> int:
     """Write the events of a successful collect of two cells."""
     emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
     log.append(f"collecting {model}")
@@ -61,14 +61,14 @@ def story(model: str, log: list[str]) -> int:
 
 
 @dataclass
-class Site:
+class AirflowSite:
     """A scripted Airflow and its runner. Collects of the `failing` models fail with a reason."""
 
     airflow: ScriptedAirflow
     store: JobStore
     home: Path
     rest: AirflowApi
-    cells: Cells = field(default_factory=Cells)
+    cells: PendingCells = field(default_factory=PendingCells)
     failing: set[str] = field(default_factory=set)
 
     @property
@@ -79,7 +79,7 @@ class Site:
         if model in self.failing:
             emit(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
             return 2
-        return story(model, log)
+        return collect_two_cells(model, log)
 
     def job(self, **changes: Any) -> Job:
         wait = changes.pop("wait_for_judge", False)
@@ -89,30 +89,30 @@ class Site:
             request = replace(request, arguments={**request.arguments, "wait_for_judge": True})
         return self.store.add(request)[0]
 
-    def until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+    def wait_until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         deadline = time.monotonic() + 120
         while not wanted(seen := self.runner.observe(job)):
             assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
             time.sleep(0.02)
         return seen
 
-    def ended(self, job: Job) -> JobStatus:
-        return self.until(job, lambda seen: seen.state in ENDED)
+    def wait_for_end(self, job: Job) -> JobStatus:
+        return self.wait_until(job, lambda seen: seen.state in ENDED)
 
     def events(self, job: Job) -> list[wire.Event]:
         return [each.event for each in self.runner.events(job, limit=10_000)]
 
 
 @contextmanager
-def airflow_site(home: Path) -> Iterator[Site]:
-    """A new site."""
+def airflow_site(home: Path) -> Iterator[AirflowSite]:
+    """A scripted Airflow and a job store in this home, with the runner between them."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
         with closing(AirflowApi(access, backoff_s=0)) as rest:
-            made = Site(airflow, store, home, rest)
-            airflow.collecting = made.collecting
-            yield made
+            site = AirflowSite(airflow, store, home, rest)
+            airflow.collecting = site.collecting
+            yield site
 
 
-def wait_for(site: Site, job: Job, state: JobState) -> None:
+def wait_for_state(site: AirflowSite, job: Job, state: JobState) -> None:
     assert eventually(lambda: site.store.get(job.id).state is state, 120), site.store.get(job.id)

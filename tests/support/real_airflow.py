@@ -46,7 +46,7 @@ def airflow_environment() -> Path:
     return folder
 
 
-def fresh(name: str) -> str:
+def unique_name(name: str) -> str:
     """A unique name in a shared server, so that a test can be repeated."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
@@ -178,11 +178,11 @@ class RealAirflow:
 
     def end_runs(self) -> None:
         """Fail every active run and wait for its end: it would occupy the pool that others wait for."""
-        left = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
+        run_ids = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
-            for run_id in left:
+            for run_id in run_ids:
                 client.patch(f"/api/v2/dags/{DAG}/dagRuns/{run_id}", json={"state": "failed"}).raise_for_status()
-        for run_id in left:
+        for run_id in run_ids:
             self.wait_for(run_id, ENDED)
 
     def _runs(self, path: str, **params: Any) -> Any:
@@ -199,14 +199,14 @@ class RealAirflow:
         """The run's task instances from Airflow's API."""
         return list(self._runs(f"/{run_id}/taskInstances", limit=100)["task_instances"])
 
-    def states(self, run_id: str) -> dict[str, str]:
+    def task_states(self, run_id: str) -> dict[str, str]:
         """The state by task; a mapped task has its model in its name: `collect baseline:template`."""
         return {
             " ".join(part for part in (each["task_id"], each.get("rendered_map_index")) if part): str(each["state"])
             for each in self.tasks(run_id)
         }
 
-    def returned(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
+    def return_value(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
         """The return value of a task."""
         path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         with self.client() as client:
@@ -218,15 +218,15 @@ class RealAirflow:
         deadline = time.monotonic() + within_s
         while (state := self.run_state(run_id)) not in states:
             if time.monotonic() > deadline:
-                pytest.fail(f"{run_id} is {state} after {within_s:g} s: {self.states(run_id)}")
+                pytest.fail(f"{run_id} is {state} after {within_s:g} s: {self.task_states(run_id)}")
             time.sleep(1.0)
         return state
 
-    def expect(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
+    def expect_state(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
         """Wait for the end of the run; fails with states and logs if it did not end in the expected state."""
         if (state := self.wait_for(run_id, ENDED, within_s)) == expected:
             return
-        report = [f"{run_id} ended as {state}, expected {expected}: {self.states(run_id)}"]
+        report = [f"{run_id} ended as {state}, expected {expected}: {self.task_states(run_id)}"]
         for each in self.tasks(run_id):
             if each["state"] not in ("success", "skipped", "removed"):
                 log = self.logs(run_id, each["task_id"], max(each["try_number"], 1), each["map_index"])
@@ -238,9 +238,9 @@ class RealAirflow:
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
         """Do the same for a task, named as in `states`."""
         deadline = time.monotonic() + within_s
-        while (state := self.states(run_id).get(task, "")) not in states:
+        while (state := self.task_states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:
-                pytest.fail(f"{task} of {run_id} is {state!r} after {within_s:g} s: {self.states(run_id)}")
+                pytest.fail(f"{task} of {run_id} is {state!r} after {within_s:g} s: {self.task_states(run_id)}")
             time.sleep(0.5)
         return state
 
@@ -269,7 +269,7 @@ class DagProgram:
     ) -> None:
         """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
-        how = f"did not end within {within_s:g} s"
+        problem = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [airflow_environment() / "bin" / command, *words],
@@ -281,5 +281,5 @@ class DagProgram:
             )
             if done.returncode == 0:
                 return
-            how = f"ended with {done.returncode}"
-        pytest.fail(f"{command} {' '.join(words)} {how}:\n{log.read_text('utf-8', 'replace')[-6000:]}")
+            problem = f"ended with {done.returncode}"
+        pytest.fail(f"{command} {' '.join(words)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

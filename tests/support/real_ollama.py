@@ -77,16 +77,16 @@ def find_binary() -> Path | None:
     """TIPBENCH_OLLAMA, else a supported `ollama` on PATH, else the one in the cache."""
     named = os.environ.get("TIPBENCH_OLLAMA")
     if named:
-        if not fits(Path(named)):
+        if not is_supported(Path(named)):
             raise OllamaMissingError(f"TIPBENCH_OLLAMA is {named}, which is not an Ollama from 0.11.4 to below 0.30.")
         return Path(named)
     on_path = shutil.which("ollama")
-    if on_path and fits(Path(on_path)):
+    if on_path and is_supported(Path(on_path)):
         return Path(on_path)
-    return cached_binary() if fits(cached_binary()) else None
+    return cached_binary() if is_supported(cached_binary()) else None
 
 
-def fits(binary: Path) -> bool:
+def is_supported(binary: Path) -> bool:
     """Whether the tests support this version: from 0.30 on the server needs a second program and differs."""
     if not os.access(binary, os.X_OK):
         return False
@@ -104,7 +104,7 @@ def build_binary() -> Path:
     """Build Ollama into the cache, once; takes about three minutes with Go and gcc."""
     target = cached_binary()
     with _locked(target.parent):
-        if fits(target):
+        if is_supported(target):
             return target
         go = shutil.which("go")
         if go is None or not (shutil.which("gcc") or shutil.which("clang")):
@@ -152,7 +152,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def variant(gguf: Path, name: str) -> Path:
+def renamed_copy(gguf: Path, name: str) -> Path:
     """The same weights with another general.name, so another blob; made once and cached."""
     folder = cache_dir() / "gguf-variants" / sha256_of(gguf)[:16]
     target = folder / f"{name}.gguf"
@@ -244,11 +244,11 @@ class RealOllama:
         if done.returncode != 0:
             raise RuntimeError(f"ollama create {name} failed: {done.stderr[-1000:]}")
 
-    def three_models(self, gguf: Path) -> list[str]:
+    def create_three_models(self, gguf: Path) -> list[str]:
         """Import three models of three different blobs: models of one blob would share a runner."""
         names = ["alpha", "beta", "gamma"]
         for name in names:
-            self.create(f"{name}:135m", variant(gguf, name))
+            self.create(f"{name}:135m", renamed_copy(gguf, name))
         return [f"{name}:135m" for name in names]
 
     def _env(self) -> dict[str, str]:
@@ -277,7 +277,7 @@ class PsWatcher:
         address = urlsplit(url)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 11434
         self._interval_s = interval_s
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ps-watcher", daemon=True)
         self.samples: list[tuple[float, tuple[str, ...]]] = []  # seconds since the epoch, and the models' names
 
@@ -286,7 +286,7 @@ class PsWatcher:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join(10)
 
     @property
@@ -294,7 +294,7 @@ class PsWatcher:
         return max((len(names) for _, names in self.samples), default=0)
 
     @property
-    def seen(self) -> set[str]:
+    def all_models(self) -> set[str]:
         """All models that were listed at any time."""
         return {name for _, names in self.samples for name in names}
 
@@ -304,14 +304,14 @@ class PsWatcher:
 
     def _watch(self) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=5)
-        while not self._over.is_set():
+        while not self._stop.is_set():
             try:
                 connection.request("GET", "/api/ps")
                 models = json.load(connection.getresponse())["models"]
                 self.samples.append((time.time(), tuple(str(model["name"]) for model in models)))
             except (OSError, http.client.HTTPException, ValueError, KeyError):
                 connection.close()
-            self._over.wait(self._interval_s)
+            self._stop.wait(self._interval_s)
         connection.close()
 
 

@@ -32,7 +32,7 @@ Reply = tuple[int, Any]
 _FAULTS = {"busy": (503, b"try later"), "html": (200, b"<html>another program</html>")}
 _MAX_BODY_BYTES = 1_000_000
 Collecting = Callable[[str, list[str]], int]  # model, log → exit code
-_SIMPLE = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
+_SIMPLE_TASKS = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 
 class ScriptedAirflow:
@@ -52,11 +52,11 @@ class ScriptedAirflow:
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
         self.runs: dict[str, ScriptedDagRun] = {}
-        self.lose_answers_to = ""  # a path whose next request is carried out without a response
-        self.broken, self.broken_with = "", 500  # part of a path, and the status of its responses
-        self.repeats = ""  # the beginning of a path whose requests are returned as an error
+        self.lost_response_path = ""  # a path whose next request is carried out without a response
+        self.failing_path, self.failing_status = "", 500  # part of a path, and the status of its responses
+        self.echoed_path = ""  # the beginning of a path whose requests are returned as an error
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -83,15 +83,15 @@ class ScriptedAirflow:
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
-        if self.repeats and parts.path.startswith(self.repeats):
+        if self.echoed_path and parts.path.startswith(self.echoed_path):
             return 400, {"you": [method, url, body, bearer]}
         if parts.path == "/auth/token":
             return self._log_in(body)
         if bearer not in self.tokens:
             ours = bearer.startswith("token-")
             return (401, {"detail": "Token Expired"}) if ours else (403, {"detail": "Invalid JWT token"})
-        if self.broken and self.broken in parts.path:
-            return self.broken_with, {"detail": "Something went wrong"}
+        if self.failing_path and self.failing_path in parts.path:
+            return self.failing_status, {"detail": "Something went wrong"}
         words = [unquote(word) for word in parts.path.removeprefix("/api/v2/").split("/")]
         if words[0] == "pools":
             return (200, {"name": words[1]}) if words[1] in self.pools else (404, {"detail": "no such pool"})
@@ -104,7 +104,7 @@ class ScriptedAirflow:
             return 200, {"task_instances": []}
         if len(words) == 3 and method == "POST":
             return self._trigger(body)
-        return self._of_run(method, words[3:], query, body)
+        return self._answer_run(method, words[3:], query, body)
 
     def _log_in(self, body: dict[str, Any]) -> Reply:
         self.logins += 1
@@ -126,19 +126,19 @@ class ScriptedAirflow:
         self.runs[run_id].start()
         return 200, {"dag_run_id": run_id, "state": "queued"}
 
-    def _of_run(self, method: str, words: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+    def _answer_run(self, method: str, words: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
         run = self.runs.get(words[0])
         if run is None:
             return 404, {"detail": "The DagRun was not found"}
         if len(words) == 1:
-            return self._run_itself(method, words[0], run)
+            return self._change_run(method, words[0], run)
         if len(words) == 2:
             found = [task.to_json() for task in run.tasks]
             start = int(query.get("offset", 0))
             return 200, {"task_instances": found[start : start + int(query["limit"])], "total_entries": len(found)}
-        return self._of_task(method, run, words[2:], query, body)
+        return self._answer_task(method, run, words[2:], query, body)
 
-    def _run_itself(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
+    def _change_run(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
         if method == "DELETE":
             del self.runs[run_id]
             run.cancel()
@@ -149,11 +149,11 @@ class ScriptedAirflow:
             run.cancel()
         return 200, {"dag_run_id": run_id, "state": run.state}
 
-    def _of_task(
+    def _answer_task(
         self, method: str, run: ScriptedDagRun, words: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
         if words[-1] == "hitlDetails":
-            return run.judged(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
+            return run.answer_gate(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
         task = run.task(words[0], int(query.get("map_index", -1)))
         if task is None or words[1] != "logs":
             return 404, {"detail": "not found"}
@@ -167,7 +167,7 @@ class ScriptedAirflow:
         return 200, {"content": content, "continuation_token": None if over else f"{run.key}-{len(lines)}"}
 
 
-def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
+def _make_handler(airflow: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -177,17 +177,17 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             size = min(int(self.headers.get("content-length", 0)), _MAX_BODY_BYTES)
             body = json.loads(self.rfile.read(size) or b"{}")
-            if site.fault == "away":
+            if airflow.fault == "away":
                 self.close_connection = True
                 return
             bearer = self.headers.get("authorization", "").removeprefix("Bearer ")
-            status, answer = site.answer(self.command, self.path, body, bearer)
-            if site.lose_answers_to and urlsplit(self.path).path.endswith(site.lose_answers_to):
-                site.lose_answers_to = ""
+            status, answer = airflow.answer(self.command, self.path, body, bearer)
+            if airflow.lost_response_path and urlsplit(self.path).path.endswith(airflow.lost_response_path):
+                airflow.lost_response_path = ""
                 self.close_connection = True
                 return
-            if site.fault in _FAULTS:
-                self._write(*_FAULTS[site.fault])
+            if airflow.fault in _FAULTS:
+                self._write(*_FAULTS[airflow.fault])
             else:
                 self._write(status, b"" if answer is None else json.dumps(answer).encode())
 
@@ -231,16 +231,16 @@ class ScriptedTask:
 class ScriptedDagRun:
     """A DAG run on its own thread: plan, one collect per model, export, wait for the judge, compare."""
 
-    def __init__(self, site: ScriptedAirflow, conf: Mapping[str, Any]) -> None:
+    def __init__(self, airflow: ScriptedAirflow, conf: Mapping[str, Any]) -> None:
         self.conf = dict(conf)
-        self._site = site
+        self._airflow = airflow
         self.key = secrets.token_hex(4)
         self.state = "queued"
         self._cancelled, self._answered = threading.Event(), threading.Event()
         self._process: subprocess.Popen[str] | None = None
         models = split_names(self.conf["models"])
         self._collects = [ScriptedTask("collect", at, model, "ollama") for at, model in enumerate(models)]
-        self._others = {name: ScriptedTask(name) for name in _SIMPLE}
+        self._others = {name: ScriptedTask(name) for name in _SIMPLE_TASKS}
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -265,8 +265,8 @@ class ScriptedDagRun:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 
-    def judged(self, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Respond to the task that waits for the judge."""
+    def answer_gate(self, body: Mapping[str, Any]) -> tuple[int, Any]:
+        """Answer the task that waits for the judge."""
         if self._answered.is_set():
             return 409, {"detail": "has already been updated"}
         if body.get("chosen_options") != ["Compare now"]:
@@ -280,55 +280,55 @@ class ScriptedDagRun:
         named = {tuple(each) if isinstance(each, list) else (each, -1) for each in task_ids}
         follows = False
         for task in self.tasks:
-            if (task.task_id, task.map_index) in named or (follows and task.task_id in _SIMPLE):
+            if (task.task_id, task.map_index) in named or (follows and task.task_id in _SIMPLE_TASKS):
                 task.state, follows = None, True
         self.state = "queued"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._until(lambda: not self._site.paused)
+        self._wait_until(lambda: not self._airflow.paused)
         self.state = "running"
-        self._simple("plan", "planned")
+        self._run_simple_task("plan", "planned")
         for task in self._collects:
             if task.state is None:
                 self._collect(task)
-        self._simple("export_for_judge", "exported")
+        self._run_simple_task("export_for_judge", "exported")
         if self.conf.get("wait_for_judge") and not self._cancelled.is_set():
             self._others["wait_for_judge"].begin()
             self._others["wait_for_judge"].state = "awaiting_input"
-            self._until(self._answered.is_set)
-        self._simple("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
-        self._simple("compare", "compared")
+            self._wait_until(self._answered.is_set)
+        self._run_simple_task("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
+        self._run_simple_task("compare", "compared")
         failed = any(task.state == "failed" for task in self._collects)
-        self._simple("outcome", "a model failed" if failed else "all models are collected")
+        self._run_simple_task("outcome", "a model failed" if failed else "all models are collected")
         if failed:
             self._others["outcome"].state = "failed"
         self.state = "failed" if failed or self._cancelled.is_set() else "success"
 
-    def _simple(self, name: str, words: str, *, skip: bool = False) -> None:
+    def _run_simple_task(self, name: str, message: str, *, skip: bool = False) -> None:
         task = self._others[name]
         if task.state not in (None, "awaiting_input"):
             return
         if skip or self._cancelled.is_set():
             task.state = "skipped"
             return
-        (task.logs[task.attempt] if task.state else task.begin()).append(words)
+        (task.logs[task.attempt] if task.state else task.begin()).append(message)
         task.state = "success"
 
-    def _until(self, wanted: Callable[[], bool]) -> None:
+    def _wait_until(self, wanted: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not wanted() and not self._cancelled.is_set() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _collect(self, task: ScriptedTask) -> None:
         task.state = "scheduled"
-        self._until(lambda: task.pool in self._site.pools)
+        self._wait_until(lambda: task.pool in self._airflow.pools)
         if self._cancelled.is_set():
             task.state = "skipped"
             return
         log = task.begin()
-        collecting = self._site.collecting or self._command
+        collecting = self._airflow.collecting or self._command
         code = collecting(task.model or "", log)
         task.state = "failed" if code else "success"
 
@@ -341,7 +341,7 @@ class ScriptedDagRun:
             [sys.executable, "-m", "tipbench", *words],
             env={
                 **os.environ,
-                "TIPBENCH_HOME": str(self._site.home / "worker"),
+                "TIPBENCH_HOME": str(self._airflow.home / "worker"),
                 "TIPBENCH_EVENTS": f"/dev/fd/{writing}",
             },
             stdin=subprocess.DEVNULL,
@@ -354,16 +354,16 @@ class ScriptedDagRun:
             os.close(writing)
             if self._cancelled.is_set():
                 self.cancel()
-            printing = threading.Thread(target=_lines, args=(self._process.stdout, log), daemon=True)
+            printing = threading.Thread(target=_copy_lines, args=(self._process.stdout, log), daemon=True)
             printing.start()
             with os.fdopen(reading, encoding="utf-8") as events:
-                _lines(events, log)
+                _copy_lines(events, log)
             printing.join(60)
             code = self._process.wait(60)
         self._process = None
         return code
 
 
-def _lines(stream: Any, log: list[str]) -> None:
+def _copy_lines(stream: Any, log: list[str]) -> None:
     for line in stream:
         log.append(line.rstrip("\n"))  # noqa: PERF401 - the log is read while it grows

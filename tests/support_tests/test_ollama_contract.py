@@ -24,7 +24,7 @@ from support.ollama_client import (
     until_empty,
 )
 from support.polling import eventually
-from support.real_ollama import RealOllama, variant
+from support.real_ollama import RealOllama, renamed_copy
 from support.scripted_ollama import MemorySettings, ModelSpec, ScriptedOllama
 
 
@@ -45,7 +45,7 @@ def scripted_site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def real_site(ollama: RealOllama, gguf: Path) -> Site:
-    ollama.create("twin:135m", variant(gguf, "alpha"))
+    ollama.create("twin:135m", renamed_copy(gguf, "alpha"))
     return Site(ollama.url)
 
 

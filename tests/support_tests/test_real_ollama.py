@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.real_ollama import OllamaMissingError, PsWatcher, cached_binary, find_binary, fits, ollama_binary
+from support.real_ollama import OllamaMissingError, PsWatcher, cached_binary, find_binary, is_supported, ollama_binary
 from support.scripted_ollama import MemorySettings, ScriptedOllama
 
 
@@ -34,7 +34,7 @@ def test_named_binary_that_is_not_ollama_is_refused(monkeypatch: pytest.MonkeyPa
     fake = tmp_path / "ollama"
     fake.write_text("#!/bin/sh\necho ollama version is 0.32.1\n")
     fake.chmod(0o755)
-    assert not fits(fake)
+    assert not is_supported(fake)
     monkeypatch.setenv("TIPBENCH_OLLAMA", str(fake))
     with pytest.raises(OllamaMissingError, match="TIPBENCH_OLLAMA"):
         find_binary()

@@ -34,7 +34,7 @@ def served_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
 
 
 @pytest.fixture(scope="module")
-def document(served_app: FastAPI) -> dict[str, Any]:
+def openapi(served_app: FastAPI) -> dict[str, Any]:
     return served_app.openapi()
 
 
@@ -75,17 +75,17 @@ def test_every_command_option_variable_and_exit_code_is_documented() -> None:
 
 
 def test_every_exception_ends_with_a_documented_code() -> None:
-    def tree(kind: type[TipbenchError]) -> Iterator[type[TipbenchError]]:
+    def subclasses(kind: type[TipbenchError]) -> Iterator[type[TipbenchError]]:
         yield kind
         for sub in kind.__subclasses__():
-            yield from tree(sub)
+            yield from subclasses(sub)
 
-    assert {kind.exit_code for kind in tree(TipbenchError)} <= set(EXIT_CODES)
+    assert {kind.exit_code for kind in subclasses(TipbenchError)} <= set(EXIT_CODES)
 
 
-def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dict[str, Any]) -> None:
+def test_every_operation_of_the_api_is_on_its_page_with_an_example(openapi: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    for path, methods in document["paths"].items():
+    for path, methods in openapi["paths"].items():
         for method in methods:
             heading = f"### `{method.upper()} {path}`\n"
             assert page.count(heading) == 1, heading
@@ -94,14 +94,14 @@ def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dic
             assert "Role: " in section, heading
 
 
-def test_examples_of_responses_match_the_openapi_document(document: dict[str, Any]) -> None:
+def test_examples_of_responses_match_the_openapi_document(openapi: dict[str, Any]) -> None:
     examples = json.loads((ROOT / "docs" / "api_examples.json").read_text("utf-8"))
     for name, example in examples.items():
         method, path = name.split()
-        responses = document["paths"][path][method.lower()]["responses"]
+        responses = openapi["paths"][path][method.lower()]["responses"]
         good = next(response for status, response in responses.items() if int(status) < 300)
         if "answer" in example:
-            schema = {**good["content"]["application/json"]["schema"], "components": document["components"]}
+            schema = {**good["content"]["application/json"]["schema"], "components": openapi["components"]}
             jsonschema.validate(example["answer"], schema)
 
 
@@ -127,7 +127,7 @@ def test_links_files_and_variables_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_commands_and_options_on_the_pages_exist() -> None:
-    found = [(path.name, words) for path in PAGES for words in calls(path.read_text("utf-8"))]
+    found = [(path.name, words) for path in PAGES for words in find_commands(path.read_text("utf-8"))]
     for page, words in found:
         if words[0] in LATER:
             continue
@@ -140,7 +140,7 @@ def test_commands_and_options_on_the_pages_exist() -> None:
         assert used <= known | {"--help"}, f"{page}: tipbench {' '.join(words)}"
 
 
-def calls(text: str) -> Iterator[list[str]]:
+def find_commands(text: str) -> Iterator[list[str]]:
     """The words after `tipbench` wherever a page shows a call of it: in code blocks, and in inline code."""
     fenced = False
     for line in text.splitlines():
@@ -155,7 +155,7 @@ def calls(text: str) -> Iterator[list[str]]:
 def test_an_unknown_command_on_a_page_is_found() -> None:
     blocks = "    tipbench bogus --x  # why\n```\n$ tipbench plan > file\n```\n"
     text = f"tipbench prose\n`tipbench runs show X --json`\n\n{blocks}"
-    assert list(calls(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
+    assert list(find_commands(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
 
 
 def test_every_test_named_in_the_threat_model_and_the_requirements_exists() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from support.command import tipbench
+from support.experiments import recorded_runs
 from support.real_airflow import DAG, RealAirflow, unique_name
 from support.scripted_ollama import MemorySettings, ScriptedOllama
 from tipbench.compare.leaderboard import BOARD
 from tipbench.record.mlflow import MlflowStore
-from tipbench.record.run import StoredRun
 
 ALPHA, BETA = "alpha:135m", "beta:135m"
 SMALL: dict[str, Any] = {"prompts": "v1", "n_tips": 2, "n_scenarios": 4, "num_predict": 64, "server_wait_s": 5}
@@ -29,12 +29,6 @@ def reset_ollama(scripted_ollama: ScriptedOllama) -> Iterator[None]:
     yield
     scripted_ollama.clear_faults()
     scripted_ollama.set(call_s=0.0, unload_s=MemorySettings().unload_s)
-
-
-def find_runs(mlflow_url: str, experiment: str, kind: str = "cell") -> list[StoredRun]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        return [] if found is None else list(store.search(found.experiment_id, where={"kind": kind}))
 
 
 def wait_until(is_true: Callable[[], bool], airflow: RealAirflow, run_id: str, within_s: float = 300.0) -> None:
@@ -54,8 +48,8 @@ def test_the_healthy_model_of_a_run_with_refused_ones_is_judged_at_the_gate_and_
     airflow.trigger(name, {**SMALL, "models": models, "experiment": name, "wait_for_judge": True})
     airflow.wait_for_task(name, "wait_for_judge", WAITING)
     assert airflow.task_states(name)[f"collect {ALPHA}"] == "success"
-    assert {run.params["model"] for run in find_runs(mlflow_url, name, "refused")} == {"huge:70b", "gone:1b"}
-    assert len(find_runs(mlflow_url, name)) == 4
+    assert {run.params["model"] for run in recorded_runs(mlflow_url, name, "refused")} == {"huge:70b", "gone:1b"}
+    assert len(recorded_runs(mlflow_url, name)) == 4
     _judge_sheet(airflow.return_value(name, "export_for_judge")["sheet"], name, mlflow_url, home, tmp_path)
     with airflow.client() as client:
         assert f"4 answers of {name} wait" in client.get(_gate_path(name)).json()["subject"]
@@ -75,11 +69,11 @@ def test_a_collect_killed_in_mid_model_continues_on_its_next_try(
     scripted_ollama.set(call_s=2.0)
     before = len(scripted_ollama.log.requests)
     airflow.trigger(name, {**SMALL, "models": ALPHA, "experiment": name, "n_scenarios": 8})
-    wait_until(lambda: len(find_runs(mlflow_url, name)) >= 2, airflow, name)
+    wait_until(lambda: len(recorded_runs(mlflow_url, name)) >= 2, airflow, name)
     os.kill(_find_task_process(name), signal.SIGKILL)
     scripted_ollama.set(call_s=0.0)
     airflow.expect_state(name, "success", 400.0)
-    runs = find_runs(mlflow_url, name)
+    runs = recorded_runs(mlflow_url, name)
     assert len({run.tags["cell_key"] for run in runs if run.status == "FINISHED"}) == len(runs) == 8
     (collect,) = [task for task in airflow.tasks(name) if task["task_id"] == "collect"]
     assert collect["try_number"] == 2
@@ -114,7 +108,7 @@ def test_a_cancelled_run_ends_its_collect_and_frees_the_memory(
     airflow.expect_state(name, "failed")
     assert airflow.task_states(name)["unload"] == "success"
     assert airflow.return_value(name, "unload")["unloaded"] is None  # the collect itself unloaded the model
-    assert len(find_runs(mlflow_url, name)) < 16
+    assert len(recorded_runs(mlflow_url, name)) < 16
     assert scripted_ollama.resident == ()
 
 

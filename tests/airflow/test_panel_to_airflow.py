@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.command import tipbench
+from support.experiments import find_experiment, recorded_runs
 from support.judging import SheetDriver, fill
 from support.real_airflow import DAG, RealAirflow, unique_name
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
@@ -76,8 +77,7 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
     run_id = f"tipbench__{job['id']}"
     assert shown["job"]["links"]["airflow"] == f"{airflow.url}/dags/{DAG}/runs/{run_id}"
     with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
+        found = find_experiment(store, experiment)
         (home / "sheet.json").write_text(json.dumps(fill(SheetDriver(store, found).export("anna").stored)), "utf-8")
     words = ("judge", "apply", str(home / "sheet.json"), "--judge", "anna", "--mlflow-url", mlflow_url)
     tipbench(*words, home=home)
@@ -103,10 +103,7 @@ def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_finishes_after
         airflow.start()
     ended = wait_for_job(served, job["id"], "succeeded", "failed", within_s=500)
     assert ended["job"]["state"] == "succeeded", ended
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        keys = [run.tags["cell_key"] for run in store.search(found.experiment_id, where={"kind": "cell"})]
+    keys = [run.tags["cell_key"] for run in recorded_runs(mlflow_url, experiment)]
     assert len(keys) == len(set(keys)) == 8
 
 

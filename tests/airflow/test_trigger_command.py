@@ -6,9 +6,9 @@ import re
 import shlex
 import subprocess
 
+from support.experiments import recorded_runs
 from support.real_airflow import ENDED, ROOT, RealAirflow, unique_name
 from support.scripted_ollama import ModelSpec, ScriptedOllama
-from tipbench.record.mlflow import MlflowStore
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text("utf-8")
 
@@ -34,11 +34,6 @@ def test_the_documented_trigger_commands_collect_what_is_installed(
         assert done.returncode == 0, done.stderr[-2000:]
         assert airflow.wait_for(run_id, ENDED) == "success", airflow.task_states(run_id)
         assert airflow.task_states(run_id)["collect qwen2.5:0.5b"] == "success"
-    with MlflowStore(mlflow_url) as store:
-        for name, cells in (("tip-bench-auto", 24), ("tip-bench-moved", 8)):
-            experiment = store.experiment(name)
-            assert experiment is not None
-            recorded = list(
-                store.search(experiment.experiment_id, where={"kind": "cell", "params.model": "qwen2.5:0.5b"})
-            )
-            assert len(recorded) >= cells
+    for experiment, cells in (("tip-bench-auto", 24), ("tip-bench-moved", 8)):
+        runs = recorded_runs(mlflow_url, experiment)
+        assert sum(run.params["model"] == "qwen2.5:0.5b" for run in runs) >= cells

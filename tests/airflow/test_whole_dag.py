@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from support.command import tipbench, tipbench_json
+from support.experiments import recorded_runs
 from support.real_airflow import DagProgram, airflow_environment, unique_name
 from support.scripted_ollama import ScriptedOllama
-from tipbench.record.mlflow import MlflowStore
 
 PATH = re.compile(r"""(^|[\s"'=(])(~?/|\.\.?/|file:|[A-Za-z]:\\)""")  # a path of a file or folder, not a URL
 CONF = {"prompts": "v1", "n_tips": 2, "n_scenarios": 2, "num_predict": 48}
@@ -26,17 +26,7 @@ def mlflow_url(real_mlflow_url: str) -> str:
 
 
 def cell_keys(mlflow_url: str, experiment: str) -> list[str]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        return sorted(run.tags["cell_key"] for run in store.search(found.experiment_id, where={"kind": "cell"}))
-
-
-def run_kinds(mlflow_url: str, experiment: str) -> list[str]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        return [run.tags["kind"] for run in store.search(found.experiment_id, where={})]
+    return sorted(run.tags["cell_key"] for run in recorded_runs(mlflow_url, experiment))
 
 
 def task_states(result: Any) -> dict[str, list[str]]:
@@ -62,7 +52,8 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
         "outcome": ["success"],
     }
     assert len(cell_keys(mlflow_url, experiment)) == 4
-    assert {"refused", "judging", "leaderboard", "collection"} <= set(run_kinds(mlflow_url, experiment))
+    for kind in ("refused", "judging", "leaderboard", "collection"):
+        assert recorded_runs(mlflow_url, experiment, kind), kind
     xcoms = {each["task"]: json.dumps(each["value"]) for each in result["xcoms"]}
     assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(xcoms)
     assert not [task for task, value in xcoms.items() if PATH.search(value)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.command import tipbench
+from support.experiments import find_experiment
 from support.judging import fill
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_store import find_sheet
@@ -33,19 +34,17 @@ def test_every_mapped_command_runs_in_the_order_of_the_page(
         monkeypatch.setenv("OLLAMA_HOST", ollama.url)
         for words in commands:
             if words[:2] == ["judge", "apply"]:
-                _fill(tmp_path / words[2], mlflow_url)
+                _fill_sheet(tmp_path / words[2], mlflow_url)
             outputs.append(tipbench(*words, home=home))
         assert len(ollama.log.calls()) == 2 * 2 * 8
     assert "qwen2.5:0.5b" in outputs[-1].stdout
 
 
-def _fill(file: Path, mlflow_url: str) -> None:
+def _fill_sheet(file: Path, mlflow_url: str) -> None:
     """Fill in a sheet with the reference scores of its controls."""
     raw = json.loads(file.read_text("utf-8"))
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(raw["experiment"])
-        assert experiment is not None
-        found = find_sheet(store, experiment, raw["sheet"])
+        found = find_sheet(store, find_experiment(store, raw["experiment"]), raw["sheet"])
         assert found is not None
         file.write_text(json.dumps(fill(found)), "utf-8")
 

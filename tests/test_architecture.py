@@ -159,12 +159,12 @@ def test_every_imported_package_is_declared() -> None:
     assert imported - declared - sys.stdlib_module_names - {"tipbench"} == set()
 
 
-def test_the_steps_that_exist_are_all_in_the_order() -> None:
+def test_every_step_of_the_package_is_in_the_order() -> None:
     known = set(LEVEL) | set(ENTRY) | {""}
     assert {_step(path) for path in module_sources()} <= known
 
 
-def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
+def test_every_file_with_an_exception_still_needs_it() -> None:
     """Files that no longer need an exception are removed from the list."""
     modules = module_sources()
     for library, places in OUTSIDE.items():
@@ -264,10 +264,10 @@ def test_no_file_names_a_registry_or_a_local_path() -> None:
     "text",
     ["cd /wor~k/main", "open('/roo~t/.cache')", "https://py~pi.org/simple", "index-url = https://nexus.corp.example/x"],
 )
-def test_a_planted_place_is_found(text: str) -> None:
+def test_a_registry_or_local_path_is_found(text: str) -> None:
     assert named_places(text.replace("~", ""))  # written apart, so that this file names none either
 
 
 @pytest.mark.parametrize("text", ["src/work/x", "https://mlflow.org/docs", "pip install tipbench", "/proc/meminfo"])
-def test_an_ordinary_place_is_not_found(text: str) -> None:
+def test_an_ordinary_path_or_url_is_not_found(text: str) -> None:
     assert not named_places(text)

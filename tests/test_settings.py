@@ -177,7 +177,7 @@ def test_an_invalid_public_address_is_refused_without_its_login(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("key", ["judge_command", "hook_url"])
-def test_a_program_or_address_to_call_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
+def test_a_command_or_webhook_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir()
@@ -206,9 +206,7 @@ def test_a_home_or_file_of_another_user_is_refused(tmp_path: Path, place: str, m
         load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
 
 
-def test_a_file_that_takes_the_place_of_the_checked_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_exchanged_after_its_check_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a shared folder another user may exchange a link between the check and the reading."""
     own, foreign, link = tmp_path / "own.toml", tmp_path / "foreign.toml", tmp_path / "tipbench.toml"
     own.write_text("n_tips = 4")
@@ -229,7 +227,7 @@ def test_a_file_that_takes_the_place_of_the_checked_one_is_refused(
 
 
 @pytest.mark.parametrize(("members", "fine"), [([], True), (["me"], True), (["me", "www-data"], False)])
-def test_a_file_writable_by_the_users_own_group_is_accepted_unless_others_are_in_it(
+def test_a_group_writable_file_is_accepted_unless_the_group_has_other_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], fine: bool
 ) -> None:
     path = tmp_path / "tipbench.toml"

@@ -137,7 +137,7 @@ def test_rows_queued_during_a_commit_are_committed_together_in_order(writer: Wri
     assert not writer.commits.insert(("last",)).cancel()  # a client that disconnects must not cancel it for others
 
 
-def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(database: Database) -> None:
+def test_a_full_queue_is_refused_and_statements_are_executed_in_order(database: Database) -> None:
     writer = Writer(database, capacity=2)
     with contextlib.closing(writer.commits):
         with writer.hold():

@@ -131,7 +131,7 @@ def test_board_has_the_same_measurements_and_the_same_leader(unchanged_dump: Loa
         assert known_part(found, known) == known
 
 
-def test_board_that_was_decided_without_an_unranked_row_opens_undecided_with_the_reason(
+def test_board_decided_without_an_unranked_row_is_now_undecided_with_the_reason(
     unchanged_dump: LoadedDump,
 ) -> None:
     """The version that stored these cells called this board decided, although a row of it was not ranked."""

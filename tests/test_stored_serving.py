@@ -51,7 +51,7 @@ def test_the_log_is_rebuilt_to_the_same_bytes_and_exported_with_all_entries(
     assert [one["scale"] for one in found["validity"]] == ["composite", "relevance", "actionability", "tone"]
 
 
-def test_a_server_goes_on_with_the_store(recorded_home: Path) -> None:
+def test_a_server_continues_with_the_store(recorded_home: Path) -> None:
     options = ("--catalogue", str(DATA / "catalogue.toml"), "--prior", str(DATA / "prior.json"))
     with serve_process(recorded_home, *options) as (client, _):
         policies = client.get("/policies").json()

@@ -86,7 +86,7 @@ def test_the_file_is_parsed_in_less_than_half_a_second(dags: Any, environment: s
     assert dags[environment]["seconds"] < 0.5
 
 
-def test_it_runs_on_demand_and_is_not_paused_at_first(dag: Any) -> None:
+def test_the_dag_runs_on_demand_and_is_not_paused_at_first(dag: Any) -> None:
     assert dag["schedule"] == "NullTimetable"
     assert dag["paused"] is False
 

@@ -40,7 +40,7 @@ def wait_until(is_true: Callable[[], bool], airflow: RealAirflow, run_id: str, w
         time.sleep(0.2)
 
 
-def test_the_healthy_model_of_a_run_with_refused_ones_is_judged_at_the_gate_and_ranked(
+def test_the_accepted_model_of_a_run_with_refused_ones_is_judged_and_ranked(
     airflow: RealAirflow, mlflow_url: str, home: Path, tmp_path: Path
 ) -> None:
     name = unique_name("tip-bench-three-models")

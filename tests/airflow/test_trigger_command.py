@@ -13,7 +13,7 @@ from support.scripted_ollama import ModelSpec, ScriptedOllama
 PAGE = (ROOT / "docs" / "migrating.md").read_text("utf-8")
 
 
-def test_the_documented_trigger_commands_collect_what_is_installed(
+def test_the_documented_trigger_commands_collect_the_installed_models(
     airflow: RealAirflow, scripted_ollama: ScriptedOllama, mlflow_url: str
 ) -> None:
     scripted_ollama.add_model(ModelSpec("qwen2.5:0.5b"))  # the other default models are missing and skipped

@@ -77,7 +77,7 @@ def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
     assert sent == len(scripted_ollama.log.calls()) - before == 4
 
 
-def test_models_are_spread_over_the_hosts_that_answer_one_at_a_time_on_each(dag_program: DagProgram) -> None:
+def test_models_are_spread_over_the_available_hosts_one_at_a_time_on_each(dag_program: DagProgram) -> None:
     models = ("alpha:135m", "beta:135m", "delta:135m", "gamma:135m")
     with ScriptedOllama(models=models) as first, ScriptedOllama(models=models) as second:
         hosts = f"away=http://127.0.0.1:9,first={first.url},second={second.url}"

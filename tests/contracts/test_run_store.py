@@ -208,20 +208,20 @@ def test_a_half_written_run_of_the_same_record_is_completed(bench: StoreBench) -
     assert len(bench.all_runs()) == 1
 
 
-def test_two_halves_of_one_record_become_one_run(bench: StoreBench) -> None:
+def test_two_half_written_runs_of_one_record_become_one_run(bench: StoreBench) -> None:
     run = a_run()
     halves = {bench.half_write(run), bench.half_write(run)}
     assert bench.store.record(bench.experiment, run, may_exist=True) in halves
     assert len(bench.all_runs()) == 1
 
 
-def test_an_older_half_of_another_record_is_cleared_away(bench: StoreBench) -> None:
+def test_an_older_half_written_run_of_another_record_is_deleted(bench: StoreBench) -> None:
     bench.half_write(a_run(start_ms=1_600_000_000_000))
     run_id = bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert [run.run_id for run in bench.all_runs()] == [run_id]
 
 
-def test_halves_are_cleared_away_next_to_a_finished_run(bench: StoreBench) -> None:
+def test_half_written_runs_next_to_a_finished_run_are_deleted(bench: StoreBench) -> None:
     first = bench.store.record(bench.experiment, a_run())
     run = a_run(start_ms=1_700_000_000_005)
     bench.half_write(run)
@@ -229,13 +229,13 @@ def test_halves_are_cleared_away_next_to_a_finished_run(bench: StoreBench) -> No
     assert [each.run_id for each in bench.all_runs()] == [first]
 
 
-def test_a_younger_half_of_another_record_is_left_to_its_writer(bench: StoreBench) -> None:
+def test_a_younger_half_written_run_of_another_record_is_left_to_its_writer(bench: StoreBench) -> None:
     half = bench.half_write(a_run(start_ms=1_800_000_000_000))
     run_id = bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert {run.run_id for run in bench.all_runs()} == {half, run_id}
 
 
-def test_a_half_of_another_key_is_unchanged(bench: StoreBench) -> None:
+def test_a_half_written_run_of_another_key_is_unchanged(bench: StoreBench) -> None:
     half = bench.half_write(a_run(cell_key="key-2", start_ms=1_600_000_000_000))
     bench.store.record(bench.experiment, a_run(), may_exist=True)
     assert half in {run.run_id for run in bench.all_runs()}

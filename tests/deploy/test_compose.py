@@ -64,7 +64,7 @@ def test_airflow_starts_only_with_its_profile(compose: dict[str, Any]) -> None:
     assert always == {"mlflow", "ollama", "panel"}
 
 
-def test_the_example_names_every_variable_without_a_value_for_any() -> None:
+def test_the_example_names_every_variable_and_has_no_values() -> None:
     example = dict(
         line.split("=", 1) for line in (DEPLOY / ".env.example").read_text("utf-8").splitlines() if "=" in line[:60]
         and not line.startswith("#")
@@ -75,7 +75,7 @@ def test_the_example_names_every_variable_without_a_value_for_any() -> None:
     assert {name for name in used if name.startswith("TIPBENCH_")} <= set(example)
 
 
-def test_the_file_with_the_secrets_is_never_committed_packed_or_sent_to_a_builder() -> None:
+def test_the_file_with_the_secrets_is_never_committed_packed_or_copied_into_an_image() -> None:
     assert ".env" in (DEPLOY / ".gitignore").read_text("utf-8").split()
     packed = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert "deploy/.env" in packed["sdist"]["exclude"]

@@ -92,7 +92,7 @@ def test_a_second_airflow_in_the_same_home_is_refused(local: LocalAirflow) -> No
     assert local.calls().count("db migrate") == 1
 
 
-def test_each_pool_that_the_dag_names_once_it_is_read_gets_one_slot_unless_it_is_there(local: LocalAirflow) -> None:
+def test_each_missing_pool_of_the_parsed_dag_is_created_with_one_slot(local: LocalAirflow) -> None:
     local.start_and_wait()
     assert [line for line in local.calls() if line.startswith("made")] == [f"made {POOLS[1]} 1 by Bearer of-admin"]
 
@@ -107,7 +107,7 @@ def test_the_settings_written_for_a_panel_work_and_are_private(local: LocalAirfl
         assert stat.S_IMODE((local.home / name).stat().st_mode) == 0o600
 
 
-def test_a_dag_that_cannot_be_read_ends_it_with_the_reason(local: LocalAirflow) -> None:
+def test_a_dag_that_cannot_be_read_ends_airflow_with_the_reason(local: LocalAirflow) -> None:
     process = local.start(FAKE_BROKEN_DAG="yes")
     output = process.communicate(timeout=60)[1]
     assert process.returncode == 1

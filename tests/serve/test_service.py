@@ -79,7 +79,7 @@ def test_rewards_use_the_features_of_the_score(service: PolicyService) -> None:
     np.testing.assert_allclose(list(theta.values()), expected.theta, atol=1e-12)
 
 
-def test_the_same_score_again_has_the_same_answer_and_is_logged_once(service: PolicyService, tmp_path: Path) -> None:
+def test_a_repeated_score_has_the_same_answer_and_is_logged_once(service: PolicyService, tmp_path: Path) -> None:
     request = score_request(event_id="e", k=9)
     first = service.score("egreedy/v3", request).body
     learn(service, "egreedy/v3", 5, prefix="x")
@@ -103,7 +103,7 @@ def test_a_score_with_a_used_event_id_and_another_policy_or_body_conflicts(
     service.score(policy, score_request("u2", event_id="e", **change))  # another user's event is another event
 
 
-def test_the_same_reward_again_is_not_applied_and_another_conflicts(service: PolicyService, tmp_path: Path) -> None:
+def test_a_repeated_reward_is_not_applied_and_a_different_one_conflicts(service: PolicyService, tmp_path: Path) -> None:
     service.score("linucb", score_request(event_id="e"))
     service.reward("linucb", reward_request("e"))
     for again in range(2):
@@ -153,7 +153,9 @@ def test_a_reward_for_features_of_another_version_conflicts_and_is_never_mixed_i
         assert service.stats("egreedy/v1", "u1")["n"] == 0
 
 
-def test_a_reward_is_late_by_the_servers_clock_never_by_at(service: PolicyService, clock: ManualClock) -> None:
+def test_a_reward_is_late_by_the_servers_clock_never_by_the_time_sent(
+    service: PolicyService, clock: ManualClock
+) -> None:
     for event, at in (("in-time", "2020-01-01T00:00:00Z"), ("late", "2030-01-01T00:00:00Z")):
         service.score("egreedy/v3", score_request(event_id=event, at=at))
     clock.now += LATE_AFTER_S
@@ -188,7 +190,7 @@ def test_stats_of_an_unknown_user_are_empty(service: PolicyService) -> None:
 
 
 @pytest.mark.parametrize(("query", "user"), [("policy_totals", None), ("user_stats", "u1")])
-def test_a_long_query_of_statistics_holds_up_no_score(
+def test_a_long_statistics_query_delays_no_score(
     service: PolicyService, monkeypatch: pytest.MonkeyPatch, query: str, user: str | None
 ) -> None:
     started, release = threading.Event(), threading.Event()
@@ -259,7 +261,7 @@ def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) ->
         assert service.stats("egreedy/v1", "u1")["n"] == 2
 
 
-def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> None:
+def test_an_erase_still_applies_after_a_later_reset_and_a_restart(tmp_path: Path) -> None:
     with open_service(tmp_path) as service:
         score = service.score("egreedy/v1", score_request()).entry
         assert score is not None

@@ -102,7 +102,7 @@ def test_r13_a_shadow_publishes_its_signal_with_all_probabilities(tmp_path: Path
         assert signal.body["agrees"] == (signal.body["chosen"] == score.body["chosen"]) == bool(signal.reward)
 
 
-def test_a_signal_that_finds_the_log_s_queue_full_is_dropped_and_no_error(tmp_path: Path) -> None:
+def test_a_signal_is_dropped_without_an_error_when_the_log_queue_is_full(tmp_path: Path) -> None:
     def full(_service: PolicyService, _policy: str, _entry: Entry) -> dict[str, Any]:
         raise QueueFull("the disk is behind")
 

@@ -92,9 +92,7 @@ def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: s
     assert load_documents(tmp_path, state) == before
 
 
-def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_same_bytes(
-    tmp_path: Path, state: str
-) -> None:
+def test_a_rebuild_after_concurrent_rewards_resets_and_flushes_gives_the_same_bytes(tmp_path: Path, state: str) -> None:
     with open_service(tmp_path, store_kind=state) as service:
 
         def work(thread: int) -> None:
@@ -118,7 +116,7 @@ def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_s
     assert load_documents(tmp_path, state) == before
 
 
-def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: Path) -> None:
+def test_both_stores_have_the_same_bytes_and_can_replace_each_other(tmp_path: Path) -> None:
     write_history(tmp_path, "sqlite")
     rebuild_state(tmp_path, store_kind="files")
     assert load_documents(tmp_path, "files") == load_documents(tmp_path, "sqlite")

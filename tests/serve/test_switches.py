@@ -73,7 +73,7 @@ def test_the_default_policy_is_active_until_a_switch_and_undo_goes_back(switches
     assert switches.promotions(limit=1, kind="check")[0].body == make_verdict()
 
 
-def test_a_check_counts_if_it_passed_is_the_newest_and_of_these_versions(
+def test_a_check_counts_only_if_it_passed_and_is_the_newest_of_these_versions(
     switches: Switches, clock: ManualClock
 ) -> None:
     assert not has_passed_check(switches)

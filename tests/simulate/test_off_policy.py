@@ -96,7 +96,7 @@ def test_doubly_robust_stays_right_with_a_wrong_reward_model_and_the_direct_meth
     assert error["DM"] > 5
 
 
-def test_the_logging_policy_is_worth_its_sample_mean() -> None:
+def test_the_logging_policy_is_estimated_at_its_sample_mean() -> None:
     log, _ = simulated_log(3)
     same = LoggedDecisions(
         log.user, log.reward, log.logged_probability, log.logged_probability, log.q_chosen * 0, log.q_target * 0
@@ -109,7 +109,7 @@ def test_the_logging_policy_is_worth_its_sample_mean() -> None:
     assert diagnostics.is_plausible
 
 
-def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
+def test_wrong_probabilities_are_detected_by_the_mean_weight() -> None:
     log, _ = simulated_log(3)
     wrong = LoggedDecisions(
         log.user, log.reward, log.logged_probability * 0.7, log.target_probability, log.q_chosen, log.q_target

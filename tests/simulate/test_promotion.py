@@ -73,7 +73,7 @@ def test_the_server_decides_as_the_vectorised_rollout_does(served_home: Path) ->
     assert [one.chosen for one in replayed] == fast.ravel().tolist()
 
 
-def test_the_policy_that_served_is_worth_its_mean_reward(served_home: Path) -> None:
+def test_the_policy_that_served_is_estimated_at_its_mean_reward(served_home: Path) -> None:
     log = logged_decisions(replay_log(served_home, "egreedy/v1"), "egreedy/v1")
     assert np.allclose(log.weights, 1.0)
     report = evaluate_log(served_home, "egreedy/v1")
@@ -120,7 +120,7 @@ def test_a_full_check_with_a_small_log_is_not_enough_data(served_home: Path) -> 
         assert switches.promotions(kind="check")[0].passed is verdict.passed
 
 
-def test_only_other_features_are_another_feature_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_feature_schema_changes_only_with_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(PolicyService(tmp_path)) as service:
         service.score("egreedy/v1", {"user_id": "u1", "candidates": [{"tip_id": "t"}]})
     with switches_of(tmp_path) as switches:

@@ -74,7 +74,7 @@ def estimate(mean: float, low: float) -> Estimate:
         ([0.02] * 5, [0.02, -0.02, 0.02], [True, True, False]),
     ],
 )
-def test_the_clauses_on_personas_and_worlds_fail_alone(
+def test_the_clauses_on_personas_and_worlds_fail_separately(
     persona: list[float], worlds: list[float], expected: list[bool]
 ) -> None:
     clauses = (

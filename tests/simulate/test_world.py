@@ -68,7 +68,7 @@ def test_rewards_are_those_of_the_server() -> None:
         assert set(outcome.action) == set(range(len(ACTIONS)))
 
 
-def test_nothing_matters_in_the_null_world_and_luck_still_varies() -> None:
+def test_in_the_null_world_candidates_are_equal_and_rewards_still_vary() -> None:
     world = World("null", 1, 50, 4)
     offered = world.round(0)
     assert np.ptp(offered.mean_reward) == 0

@@ -97,7 +97,7 @@ class TestContract:
             assert keep_alive not in ("300", "-1", "1.5") or "missing unit" in answer.json()["error"]
         assert resident(server.url) == []
 
-    def test_model_expires_when_its_stay_is_over(self, server: OllamaServer) -> None:
+    def test_model_is_unloaded_when_its_keep_alive_is_over(self, server: OllamaServer) -> None:
         chat(server.url, keep_alive="2s", options=SHORT)
         assert resident(server.url) == [A]
         assert until_empty(server.url)
@@ -122,7 +122,7 @@ class TestContract:
         assert (answer.json()["done"], answer.json()["done_reason"]) == (True, "load")
         assert resident(server.url) == [B]
 
-    def test_load_shows_as_a_jump_of_load_duration(self, server: OllamaServer) -> None:
+    def test_load_duration_is_longer_when_the_model_is_loaded(self, server: OllamaServer) -> None:
         cold, warm = (number(chat(server.url, options=SHORT).last["load_duration"]) for _ in range(2))
         assert cold > 2 * warm > 0
 
@@ -137,7 +137,7 @@ class TestContract:
         assert entries[0]["context_length"] == 512
         assert entries[0]["digest"] == next(model["digest"] for model in tags if model["name"] == A)
 
-    def test_stream_ends_with_counters_and_carries_none_before(self, server: OllamaServer) -> None:
+    def test_only_the_last_object_of_a_stream_has_counters(self, server: OllamaServer) -> None:
         lines = chat(server.url, options=SHORT).lines
         assert len(lines) > 1
         assert all(set(line) == {"model", "created_at", "message", "done"} for line in lines[:-1])

@@ -106,7 +106,7 @@ class TestMemory:
         assert resident(server.url) == [A]
         assert until_empty(server.url)
 
-    def test_second_model_in_the_unload_window_is_seen_next_to_the_first(self, server: ScriptedOllama) -> None:
+    def test_second_model_is_resident_next_to_one_that_unloads(self, server: ScriptedOllama) -> None:
         server.set(unload_s=2)
         chat(server.url, A, keep_alive=0)
         chat(server.url, B, keep_alive=0)
@@ -127,7 +127,7 @@ class TestMemory:
         thread.join()
         assert until_empty(server.url)
 
-    def test_stay_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
+    def test_keep_alive_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
         chat(server.url, keep_alive="10m")
         chat(server.url, keep_alive="100ms")
         assert until_empty(server.url)
@@ -152,7 +152,7 @@ class TestMemory:
 
 
 class TestFaults:
-    def test_busy_twice_then_success(self, server: ScriptedOllama) -> None:
+    def test_busy_fault_occurs_the_given_number_of_times(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("busy", times=2))
         assert [chat(server.url).status for _ in range(3)] == [503, 503, 200]
 
@@ -161,11 +161,11 @@ class TestFaults:
         assert [chat(server.url).status for _ in range(3)] == [500, 200, 200]
         assert server.log.loads == {A: 2}
 
-    def test_missing_and_any_status(self, server: ScriptedOllama) -> None:
+    def test_missing_and_status_faults_set_the_status(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("missing", model=A), Fault("status", 418, model=B))
         assert (chat(server.url, A).status, chat(server.url, B).status) == (404, 418)
 
-    def test_prompt_too_long(self, server: ScriptedOllama) -> None:
+    def test_prompt_too_long_is_a_400(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("prompt_too_long"))
         assert chat(server.url).status == 400
 

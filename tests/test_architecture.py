@@ -1,6 +1,6 @@
 """The layout's two rules: imports point to earlier steps, and the outside stays in files named after it.
 
-`violations` reads the source, so imports inside functions count, and a planted violation shows that it can see.
+`violations` reads the source code, so imports inside functions count. Planted violations show that it finds them.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def test_no_file_names_a_registry_or_a_local_path() -> None:
     ["cd /wor~k/main", "open('/roo~t/.cache')", "https://py~pi.org/simple", "index-url = https://nexus.corp.example/x"],
 )
 def test_a_registry_or_local_path_is_found(text: str) -> None:
-    assert named_places(text.replace("~", ""))  # written apart, so that this file names none either
+    assert named_places(text.replace("~", ""))  # written with ~, so that this file has no such text either
 
 
 @pytest.mark.parametrize("text", ["src/work/x", "https://mlflow.org/docs", "pip install tipbench", "/proc/meminfo"])

@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 CLI = ROOT / "docs" / "cli.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BUILD = {"TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA"}  # of the tests, not of the program
-LATER: set[str] = set()  # commands of PRODUCT.md that are not there yet
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +128,6 @@ def test_links_files_and_variables_that_a_page_names_exist(page: Path) -> None:
 def test_commands_and_options_on_the_pages_exist() -> None:
     found = [(path.name, words) for path in PAGES for words in find_commands(path.read_text("utf-8"))]
     for page, words in found:
-        if words[0] in LATER:
-            continue
         if words[1:] == [] and any(known[0] == words[0] for known in COMMANDS):
             continue  # a group by its name
         path = tuple(words[:2]) if tuple(words[:2]) in COMMANDS else (words[0],)
@@ -141,7 +138,7 @@ def test_commands_and_options_on_the_pages_exist() -> None:
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
-    """The words after `tipbench` wherever a page shows a call of it: in code blocks, and in inline code."""
+    """Find the words after `tipbench` in code blocks and in inline code."""
     fenced = False
     for line in text.splitlines():
         fenced ^= line.startswith("```")

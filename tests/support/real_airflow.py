@@ -236,7 +236,7 @@ class RealAirflow:
         pytest.fail("\n".join(report))
 
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """Do the same for a task, named as in `states`."""
+        """Wait until a task, named as in `task_states`, has one of these states and return it."""
         deadline = time.monotonic() + within_s
         while (state := self.task_states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:

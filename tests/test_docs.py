@@ -48,10 +48,10 @@ def test_the_generated_pages_are_up_to_date() -> None:
 @pytest.mark.process
 def test_outdated_pages_are_named(tmp_path: Path) -> None:
     stale = {"cli.md": "--n-tips", "api.md": "/api/bench/plan", "rules-judge.md": "| controls | tone |"}
-    for there in (ROOT / "docs").iterdir():
-        if there.is_file():
-            word = stale.get(there.name, "\0")
-            (tmp_path / there.name).write_text(there.read_text("utf-8").replace(word, f"{word}s"), "utf-8")
+    for page in (ROOT / "docs").iterdir():
+        if page.is_file():
+            word = stale.get(page.name, "\0")
+            (tmp_path / page.name).write_text(page.read_text("utf-8").replace(word, f"{word}s"), "utf-8")
     check = [sys.executable, str(tmp_path / "generate.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -48,10 +48,10 @@ def test_a_second_process_gets_the_holder_of_the_lock(home: Path) -> None:
 
 
 def test_another_server_is_another_lock(home: Path) -> None:
-    mine, other = make_lock(home), make_lock(home, "Ollama at there")
-    mine.acquire(wait=False, report=print)
+    lock, other = make_lock(home), make_lock(home, "Ollama at there")
+    lock.acquire(wait=False, report=print)
     other.acquire(wait=False, report=print)
-    mine.release()
+    lock.release()
     other.release()
 
 
@@ -59,11 +59,11 @@ def test_another_server_is_another_lock(home: Path) -> None:
 def test_a_killed_holder_frees_the_lock_and_leaves_the_name_of_its_model(home: Path) -> None:
     with hold_lock_in_other_process(home) as first:
         first.kill()
-    mine = make_lock(home)
-    mine.acquire(wait=False, report=print)
-    assert mine.dead_holder is not None
-    assert (mine.dead_holder.model, mine.dead_holder.digest) == ("qwen2.5:0.5b", "sha-q")
-    mine.release()
+    lock = make_lock(home)
+    lock.acquire(wait=False, report=print)
+    assert lock.dead_holder is not None
+    assert (lock.dead_holder.model, lock.dead_holder.digest) == ("qwen2.5:0.5b", "sha-q")
+    lock.release()
 
 
 def test_a_holder_that_exited_normally_leaves_nothing(home: Path) -> None:
@@ -80,11 +80,11 @@ def test_a_holder_that_exited_normally_leaves_nothing(home: Path) -> None:
 
 @pytest.mark.process
 def test_waiting_ends_with_the_holders_name_after_the_timeout(home: Path) -> None:
-    mine, other = make_lock(home), make_lock(home)
-    mine.acquire(wait=False, report=print)
+    lock, other = make_lock(home), make_lock(home)
+    lock.acquire(wait=False, report=print)
     with pytest.raises(LockHeld, match="in use by"):
         other.acquire(wait=True, report=print, timeout_s=0.05)
-    mine.release()
+    lock.release()
     assert not other.acquire(wait=True, report=print, timeout_s=0.05)
     other.release()
 
@@ -97,11 +97,11 @@ def test_waiting_takes_over_when_the_holder_leaves(home: Path) -> None:
             messages.append(text)
             first.kill()
 
-        mine = make_lock(home)
-        assert mine.acquire(wait=True, report=report)
+        lock = make_lock(home)
+        assert lock.acquire(wait=True, report=report)
     assert len(messages) == 1
     assert "tip-bench-first" in messages[0]
-    mine.release()
+    lock.release()
 
 
 def lock_path(home: Path) -> Path:
@@ -134,13 +134,13 @@ def test_a_full_disk_is_reported_and_the_lock_is_released(home: Path) -> None:
 
 
 def test_a_disk_that_fills_up_later_is_reported(home: Path) -> None:
-    mine = make_lock(home)
-    mine.acquire(wait=False, report=print)
+    lock = make_lock(home)
+    lock.acquire(wait=False, report=print)
     with Path("/dev/full").open("r+b") as full:
-        os.dup2(full.fileno(), mine._fd or -1)
+        os.dup2(full.fileno(), lock._fd or -1)
     with pytest.raises(TipbenchError, match="No space left"):
-        mine.note_loaded("m", "sha")
-    mine.release()
+        lock.note_loaded("m", "sha")
+    lock.release()
 
 
 def test_a_lock_is_shared_by_readers_and_exclusive_for_a_writer(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
-def load_config(tmp_path: Path, here: str = "", at_home: str = "", **variables: str) -> CollectConfig:
+def load_config(tmp_path: Path, in_folder: str = "", in_home: str = "", **variables: str) -> CollectConfig:
     """The configuration that a folder, a home and an environment give."""
     home = tmp_path / "home"
-    for folder, text in ((tmp_path, here), (home, at_home)):
+    for folder, text in ((tmp_path, in_folder), (home, in_home)):
         folder.mkdir(exist_ok=True)
         if text:
             (folder / "tipbench.toml").write_text(text)
@@ -61,12 +61,12 @@ def test_defaults_apply_when_nothing_is_set(tmp_path: Path) -> None:
 
 
 def test_the_working_folder_comes_before_the_home_folder(tmp_path: Path) -> None:
-    config = load_config(tmp_path, here="n_tips = 4", at_home="n_tips = 3\nseed = 7")
+    config = load_config(tmp_path, in_folder="n_tips = 4", in_home="n_tips = 3\nseed = 7")
     assert (config.n_tips, config.seed) == (4, 7)
 
 
 def test_a_variable_comes_before_the_files(tmp_path: Path) -> None:
-    assert load_config(tmp_path, here="n_tips = 4", TIPBENCH_N_TIPS="6").n_tips == 6
+    assert load_config(tmp_path, in_folder="n_tips = 4", TIPBENCH_N_TIPS="6").n_tips == 6
 
 
 def test_a_flag_comes_before_everything(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
 
 
 def test_lists_and_truth_values_are_read_from_every_source(tmp_path: Path) -> None:
-    from_file = load_config(tmp_path, here='models = ["a:1b", "b:1b"]\ndiversity = true')
+    from_file = load_config(tmp_path, in_folder='models = ["a:1b", "b:1b"]\ndiversity = true')
     from_variables = load_config(tmp_path, TIPBENCH_MODELS="a:1b, b:1b", TIPBENCH_DIVERSITY="true")
     assert from_file.model_names == from_variables.model_names == ("a:1b", "b:1b")
     assert from_file.diversity is from_variables.diversity is True
@@ -93,23 +93,23 @@ def test_lists_and_truth_values_are_read_from_every_source(tmp_path: Path) -> No
 
 def test_an_unknown_key_is_refused_with_the_file_and_the_known_keys(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml has an unknown key 'n_tipps'; known are .*n_tips"):
-        load_config(tmp_path, here="n_tipps = 3")
+        load_config(tmp_path, in_folder="n_tipps = 3")
 
 
 @pytest.mark.parametrize("key", ["mlflow_password", "home"])
 def test_a_secret_or_the_home_is_not_read_from_a_file(tmp_path: Path, key: str) -> None:
     with pytest.raises(UsageError, match="unknown key"):
-        load_config(tmp_path, here=f'{key} = "x"')
+        load_config(tmp_path, in_folder=f'{key} = "x"')
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml cannot be read: .*line 1"):
-        load_config(tmp_path, here="n_tips 3")
+        load_config(tmp_path, in_folder="n_tips 3")
 
 
 def test_an_invalid_value_is_refused_with_its_source(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml: n_tips: .*'0'.*TIPBENCH_SEED: .*'x'"):
-        load_config(tmp_path, here="n_tips = 0", TIPBENCH_SEED="x")
+        load_config(tmp_path, in_folder="n_tips = 0", TIPBENCH_SEED="x")
 
 
 def test_home_is_the_variable_else_a_local_folder_else_the_users_data(tmp_path: Path) -> None:
@@ -178,15 +178,15 @@ def test_an_invalid_public_address_is_refused_without_its_login(tmp_path: Path, 
 
 @pytest.mark.parametrize("key", ["judge_command", "hook_url"])
 def test_a_command_or_webhook_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
-    home, here = tmp_path / "home", tmp_path / "here"
-    for folder in (home, here):
-        folder.mkdir()
-    (here / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/planted"\nn_tips = 4\n')
-    found = load_settings({"TIPBENCH_HOME": str(home)}, here)
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    for each in (home, folder):
+        each.mkdir()
+    (folder / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/planted"\nn_tips = 4\n')
+    found = load_settings({"TIPBENCH_HOME": str(home)}, folder)
     assert (found.get(key), found.get("n_tips")) == (None, "4")
     assert found.sources[key].startswith("ignored in ")
     (home / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/own"\n')
-    assert load_settings({"TIPBENCH_HOME": str(home)}, here).get(key) == "http://127.0.0.1/own"
+    assert load_settings({"TIPBENCH_HOME": str(home)}, folder).get(key) == "http://127.0.0.1/own"
 
 
 @pytest.mark.parametrize("place", ["home", "home/tipbench.toml", "tipbench.toml"])
@@ -226,16 +226,16 @@ def test_a_file_exchanged_after_its_check_is_refused(tmp_path: Path, monkeypatch
         load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
 
 
-@pytest.mark.parametrize(("members", "fine"), [([], True), (["me"], True), (["me", "www-data"], False)])
+@pytest.mark.parametrize(("members", "is_accepted"), [([], True), (["me"], True), (["me", "www-data"], False)])
 def test_a_group_writable_file_is_accepted_unless_the_group_has_other_members(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], fine: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], is_accepted: bool
 ) -> None:
     path = tmp_path / "tipbench.toml"
     path.write_text("n_tips = 4")
     path.chmod(0o660)
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_name="me"))
     monkeypatch.setattr(grp, "getgrgid", lambda _gid: SimpleNamespace(gr_name="me", gr_mem=members))
-    with contextlib.nullcontext() if fine else pytest.raises(UsageError, match="may be changed by other users"):
+    with contextlib.nullcontext() if is_accepted else pytest.raises(UsageError, match="may be changed by other users"):
         assert load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path).collect_config({}).n_tips == 4
 
 

@@ -154,10 +154,10 @@ def test_a_full_queue_is_refused_and_statements_are_executed_in_order(database: 
 
 def test_a_failed_commit_fails_all_that_is_queued_by_then_and_later_rows_succeed(writer: Writer) -> None:
     with writer.hold():
-        kept = writer.commits.insert(("kept",))
+        future = writer.commits.insert(("kept",))
         writer.commits.execute("INSERT INTO shapes VALUES (1)", ())
     with pytest.raises(TipbenchError, match="no such table: shapes"):
-        kept.result()
+        future.result()
     assert writer.n_failures == 1
     writer.commits.insert(("later",)).result()
     assert colours(writer.database) == ["red", "first", "later"]

@@ -42,15 +42,15 @@ def read_stored(name: str) -> Any:
 TOKENS = read_stored("tokens.json")
 
 
-def run_command(*words: str, code: int = 0) -> str:
+def run_command(*arguments: str, code: int = 0) -> str:
     """A command's stdout."""
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == code, done.stderr
     return done.stdout
 
 
-def run_json(*words: str) -> Any:
-    return json.loads(run_command(*words, "--json"))
+def run_json(*arguments: str) -> Any:
+    return json.loads(run_command(*arguments, "--json"))
 
 
 def known_part(found: Any, expected: Any) -> Any:
@@ -309,21 +309,21 @@ def test_tokens_are_accepted_until_they_are_revoked_or_expire(stored_home: Path)
 def test_half_judged_batch_is_shown_with_its_drafts_and_can_be_finished(stored_home: Path) -> None:
     rest = read_stored("batch-answers.json")
     token = TOKENS["reviewer-1"]
-    one = f"{API}/judge/{NAME}/batches/{rest['sheet']}"
+    batch_url = f"{API}/judge/{NAME}/batches/{rest['sheet']}"
     with start_panel(stored_home) as served:
         opened = served.post(f"{API}/judge/{NAME}/batches", token=token, json={})
         assert (opened.status_code, opened.json()["batch"]["sheet"]) == (200, rest["sheet"])
-        body = served.get(one, token=token).json()
+        body = served.get(batch_url, token=token).json()
         answers = {item["item"]: item["answer"] for item in body["items"]}
         check_same_as_stored({"batch": body["batch"], "answers": answers}, "batch")
         undone = next(item for item, answer in answers.items() if answer["version"] == 3)
-        history = served.get(f"{one}/items/{undone}/history", token=token).json()["items"]
+        history = served.get(f"{batch_url}/items/{undone}/history", token=token).json()["items"]
         assert [step["state"] for step in history] == ["draft", "submitted", "draft"]
         for item, answer in rest["items"].items():
             body = {"version": answers[item]["version"], "state": "submitted", **answer}
-            saved = served.ask("PUT", f"{one}/items/{item}", token=token, json=body)
+            saved = served.ask("PUT", f"{batch_url}/items/{item}", token=token, json=body)
             assert saved.status_code == 200, saved.text
-        closed = served.post(f"{one}/close", token=token).json()
+        closed = served.post(f"{batch_url}/close", token=token).json()
     check_same_as_stored(closed["outcome"], "batch-closed")
     assert closed["batch"]["status"] == "applied"
 

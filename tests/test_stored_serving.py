@@ -45,10 +45,10 @@ def test_the_log_is_rebuilt_to_the_same_bytes_and_exported_with_all_entries(
     lines = [json.loads(line) for line in tipbench("events", "export", home=recorded_home).stdout.splitlines()]
     assert dict(Counter(str(line["signal"]) for line in lines)) == EXPECTED["signals"]
     assert len(tipbench("events", "export", "--format", "dsjson", home=recorded_home).stdout.splitlines()) == 53
-    words = ("events", "evaluate", "--policy", "egreedy/v3", "--logged-by", "egreedy/v1")
-    found = tipbench_json(*words, "--catalogue", str(DATA / "catalogue.toml"), home=recorded_home)
+    arguments = ("events", "evaluate", "--policy", "egreedy/v3", "--logged-by", "egreedy/v1")
+    found = tipbench_json(*arguments, "--catalogue", str(DATA / "catalogue.toml"), home=recorded_home)
     assert (found["decisions"], found["users"]) == (EXPECTED["decisions"], 1)
-    assert [one["scale"] for one in found["validity"]] == ["composite", "relevance", "actionability", "tone"]
+    assert [row["scale"] for row in found["validity"]] == ["composite", "relevance", "actionability", "tone"]
 
 
 def test_a_server_continues_with_the_store(recorded_home: Path) -> None:

@@ -48,6 +48,6 @@ def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, 
         "TIPBENCH_HOME": str(worker_home),
     }
     program = DagProgram(environment, folder)
-    for words in (("db", "migrate"), ("pools", "set", "ollama", "1", "one model at a time")):
-        program.run("airflow", *words)
+    for arguments in (("db", "migrate"), ("pools", "set", "ollama", "1", "one model at a time")):
+        program.run("airflow", *arguments)
     return program

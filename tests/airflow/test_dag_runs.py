@@ -86,8 +86,8 @@ def _find_task_process(experiment: str) -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"collect" in words and f"--experiment={experiment}".encode() in words:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"collect" in arguments and f"--experiment={experiment}".encode() in arguments:
                     return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
@@ -132,8 +132,8 @@ def _judge_sheet(sheet: str, experiment: str, mlflow_url: str, home: Path, folde
         for tip in item["tips"]:
             tip["scores"] = dict.fromkeys(tip["scores"], 3)
     file.write_text(json.dumps(filled), "utf-8")
-    words = ("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, "--accept-drift", "a test")
-    tipbench(*words, home=home)
+    arguments = ("judge", "apply", str(file), "--judge", "anna", "--mlflow-url", mlflow_url, "--accept-drift", "a test")
+    tipbench(*arguments, home=home)
 
 
 def test_a_value_out_of_range_is_refused_before_anything_starts(airflow: RealAirflow) -> None:

@@ -79,8 +79,8 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
     with MlflowStore(mlflow_url) as store:
         found = find_experiment(store, experiment)
         (home / "sheet.json").write_text(json.dumps(fill(SheetDriver(store, found).export("anna").stored)), "utf-8")
-    words = ("judge", "apply", str(home / "sheet.json"), "--judge", "anna", "--mlflow-url", mlflow_url)
-    tipbench(*words, home=home)
+    arguments = ("judge", "apply", str(home / "sheet.json"), "--judge", "anna", "--mlflow-url", mlflow_url)
+    tipbench(*arguments, home=home)
     ended = wait_for_job(served, job["id"], "succeeded", "failed")
     assert ended["job"]["state"] == "succeeded", ended
     compared = airflow.return_value(run_id, "compare")
@@ -152,24 +152,24 @@ def test_a_paused_dag_and_a_missing_pool_are_reported_and_the_job_continues_once
 
 def test_a_token_that_has_become_invalid_is_renewed(airflow: RealAirflow) -> None:
     stale = AirflowAccess(airflow.url, "bench", airflow.password, token="eyJhbGciOiJIUzUxMiJ9.e30.c3RhbGU")
-    with closing(AirflowApi(stale)) as rest:
-        assert rest.get(f"dags/{DAG}")["dag_id"] == DAG
+    with closing(AirflowApi(stale)) as api:
+        assert api.get(f"dags/{DAG}")["dag_id"] == DAG
 
 
 def test_a_missing_dag_is_reported_with_what_to_do(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", airflow.password, dag_id="no_such_dag")
     with (
-        closing(AirflowApi(access)) as rest,
+        closing(AirflowApi(access)) as api,
         pytest.raises(JobStartError, match=r"The DAG no_such_dag is missing in .*Put dags/bench_dag\.py"),
     ):
-        AirflowDag(rest).check_unpaused()
+        AirflowDag(api).check_unpaused()
 
 
 def test_a_wrong_password_is_reported_without_it(airflow: RealAirflow) -> None:
     access = AirflowAccess(airflow.url, "bench", "wrong-a1b2")
     with (
-        closing(AirflowApi(access)) as rest,
+        closing(AirflowApi(access)) as api,
         pytest.raises(AirflowUnavailable, match="rejects the login of bench") as caught,
     ):
-        rest.get(f"dags/{DAG}")
+        api.get(f"dags/{DAG}")
     assert "wrong-a1b2" not in str(caught.value)

@@ -219,13 +219,13 @@ def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
 
 def test_the_list_is_newest_first_and_pages_are_complete(store: JobStore) -> None:
     created = [store.add(REQUEST)[0].id for _ in range(25)]
-    seen, after, pages = [], None, 0
+    ids, after, pages = [], None, 0
     while pages == 0 or after is not None:
         page = store.page(limit=10, after=after)
-        seen += [job.id for job in page.items]
+        ids += [job.id for job in page.items]
         after, pages = page.next, pages + 1
         store.add(REQUEST)  # new jobs do not move the pages
-    assert (seen, pages) == (created[::-1], 3)
+    assert (ids, pages) == (created[::-1], 3)
 
 
 def test_the_list_can_be_filtered(store: JobStore) -> None:

@@ -339,13 +339,13 @@ def test_recording_into_an_unknown_experiment_is_refused(bench: StoreBench) -> N
 def test_an_experiment_is_found_by_name_and_created_once(bench: StoreBench) -> None:
     name = f"tip-bench-{uuid.uuid4().hex} 'quoted'"
     assert bench.store.experiment(name) is None
-    made = bench.store.ensure_experiment(name)
-    found = replace(made, created=False)
-    assert made.created
+    new = bench.store.ensure_experiment(name)
+    found = replace(new, created=False)
+    assert new.created
     assert bench.store.ensure_experiment(name) == found
     assert bench.store.experiment(name) == found
-    assert made.name == name
-    assert made.experiment_id in {each.experiment_id for each in bench.store.experiments()}
+    assert new.name == name
+    assert new.experiment_id in {each.experiment_id for each in bench.store.experiments()}
 
 
 def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: StoreBench) -> None:
@@ -354,12 +354,12 @@ def test_concurrent_callers_of_ensure_get_the_same_experiment(bench: StoreBench)
 
 
 def test_mark_changed_sets_a_new_revision_each_time(bench: StoreBench) -> None:
-    seen = set()
+    revisions = set()
     for _ in range(3):
         bench.store.mark_changed(bench.experiment)
         (found,) = [each for each in bench.store.experiments() if each.experiment_id == bench.experiment]
-        seen.add(found.tags["tipbench.revision"])
-    assert len(seen) == 3
+        revisions.add(found.tags["tipbench.revision"])
+    assert len(revisions) == 3
 
 
 def test_experiment_is_tagged_with_a_new_revision(bench: StoreBench) -> None:

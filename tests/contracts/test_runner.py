@@ -73,10 +73,10 @@ class RunnerBench:
     def wait_until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         """Poll until the status meets the condition."""
         deadline = time.monotonic() + WAIT_S
-        while not wanted(seen := self.observe(job)):
-            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
+        while not wanted(status := self.observe(job)):
+            assert time.monotonic() < deadline, f"{status}\n{self.runner.log(job).text}"
             time.sleep(0.05)
-        return seen
+        return status
 
     def describe(self, job: Job) -> str:
         """The job's status and output, for the message of a failed wait."""
@@ -85,7 +85,7 @@ class RunnerBench:
     def run(self, job: Job) -> JobStatus:
         """Start the job and wait until it has ended."""
         self.runner.start(job)
-        return self.wait_until(job, lambda seen: seen.state in ENDED)
+        return self.wait_until(job, lambda status: status.state in ENDED)
 
     def events(self, job: Job) -> list[wire.Event]:
         return [each.event for each in self.runner.events(job, limit=10_000)]
@@ -98,8 +98,8 @@ class RunnerBench:
     def make_unreachable(self, job: Job) -> Callable[[], object]:
         """Make a running job unreachable; the returned function ends that."""
         known = self.home / "jobs" / job.id / "process.json"
-        aside = known.rename(known.with_name("aside"))
-        return lambda: aside.rename(known)
+        hidden = known.rename(known.with_name("aside"))
+        return lambda: hidden.rename(known)
 
     def kill(self, job: Job) -> None:
         """End the job as a crash does."""
@@ -136,18 +136,18 @@ class ScriptedAirflowBench(RunnerBench):
 class AirflowBench(RunnerBench):
     """The Airflow runner on a real Airflow with tipbench's DAG."""
 
-    rest: AirflowApi = field(kw_only=True)
+    api: AirflowApi = field(kw_only=True)
     airflow: RealAirflow = field(kw_only=True)
 
     def make_unreachable(self, job: Job) -> Callable[[], object]:  # noqa: ARG002 - all of them are
         """The runner uses an address without a server."""
-        url, self.rest.url = self.rest.url, "http://127.0.0.1:9"
+        url, self.api.url = self.api.url, "http://127.0.0.1:9"
         time.sleep(2 * POLL_S)
-        return lambda: setattr(self.rest, "url", url)
+        return lambda: setattr(self.api, "url", url)
 
     def kill(self, job: Job) -> None:
         """The run is deleted in Airflow."""
-        self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
+        self.api.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
         self.airflow.wait_for(run_id_of(job), frozenset({"success", "failed"}))  # until then it cannot be deleted
         with self.airflow.client() as client:
             client.delete(f"/api/v2/dags/{DAG}/dagRuns/{run_id_of(job)}").raise_for_status()
@@ -156,7 +156,7 @@ class AirflowBench(RunnerBench):
         """End all runs of this test in the shared Airflow."""
         for job in self.store.page(limit=200).items:
             with suppress(TipbenchError):
-                self.rest.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
+                self.api.patch(f"dags/{DAG}/dagRuns/{run_id_of(job)}", {"state": "failed"})
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ def any_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> It
 
 def _open_bench(request: pytest.FixtureRequest, home: Path, mlflow_url: str) -> Iterator[RunnerBench]:
     with JobStore(home / "jobs" / "jobs.db") as store, ExitStack() as stack:
-        made = _make_bench(str(request.param), request, store, stack, home, mlflow_url)
-        yield made
-        made.close()
+        bench = _make_bench(str(request.param), request, store, stack, home, mlflow_url)
+        yield bench
+        bench.close()
 
 
 def _make_bench(
@@ -212,12 +212,12 @@ def _make_bench(
         allowed.write_text(f'panel_urls = ["{request.getfixturevalue("slow_ollama").url}"]\n', "utf-8")
         allowed.chmod(0o600)
         stack.callback(allowed.unlink)
-    rest = stack.enter_context(closing(AirflowApi(access, timeout_s=60, backoff_s=0)))
+    api = stack.enter_context(closing(AirflowApi(access, timeout_s=60, backoff_s=0)))
     options: dict[str, Any] = {"name": "airflow", "runs_judge_jobs": False}
-    runner = lambda: AirflowRunner(home, rest, JobMlflow(), poll_s=POLL_S, check_s=1, settle_s=5)  # noqa: E731
+    runner = lambda: AirflowRunner(home, api, JobMlflow(), poll_s=POLL_S, check_s=1, settle_s=5)  # noqa: E731
     if kind == "scripted airflow":
         return ScriptedAirflowBench(runner, store, mlflow_url, home, **options, airflow=scripted)
-    return AirflowBench(runner, store, mlflow_url, home, **options, rest=rest, airflow=real)
+    return AirflowBench(runner, store, mlflow_url, home, **options, api=api, airflow=real)
 
 
 @pytest.fixture
@@ -246,9 +246,9 @@ def wait_for_cells(bench: RunnerBench, job: Job, least: int) -> Sequence[Recorde
     """Wait for at least `least` cells; returns all events until then."""
     deadline = time.monotonic() + WAIT_S
     while True:
-        seen = bench.runner.events(job)
-        if sum(isinstance(each.event, wire.CellFinished) for each in seen) >= least:
-            return seen
+        events = bench.runner.events(job)
+        if sum(isinstance(each.event, wire.CellFinished) for each in events) >= least:
+            return events
         assert time.monotonic() < deadline, bench.describe(job)
         time.sleep(0.05)
 
@@ -260,13 +260,13 @@ def test_a_job_that_does_its_work_succeeds_and_records_its_events_in_order(
     job = bench.collect(models="alpha:135m,beta:135m", ollama_url=slow_ollama.url)
     assert bench.runner.log(job).text == ""
     assert bench.runner.events(job) == []
-    seen = bench.run(job)
-    assert (seen.state, seen.exit_code) == (JobState.SUCCEEDED, 0)
+    status = bench.run(job)
+    assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
     with MlflowStore(bench.mlflow_url) as store:
         experiment = store.experiment(job.experiment)
         assert experiment is not None
         assert len(list(store.search(experiment.experiment_id, where={"kind": "cell"}))) == 4
-        assert seen.links["mlflow"] == experiment.url
+        assert status.links["mlflow"] == experiment.url
     events = [event for event in bench.events(job) if not isinstance(event, wire.Message | wire.Recording)]
     assert isinstance(events[0], wire.Started)
     assert events[-1] == wire.Exit(0)
@@ -340,17 +340,17 @@ def test_a_job_that_cannot_do_its_work_has_failed_with_a_reason(
 ) -> None:
     bench = any_bench
     job = bench.collect(models="nosuch:1b", ollama_url=slow_ollama.url)
-    seen = bench.run(job)
-    assert seen.state is JobState.FAILED
-    assert seen.exit_code in (1, 2)
-    assert "nosuch:1b is not on the Ollama server" in seen.reason
+    status = bench.run(job)
+    assert status.state is JobState.FAILED
+    assert status.exit_code in (1, 2)
+    assert "nosuch:1b is not on the Ollama server" in status.reason
     assert "nosuch:1b is not on the Ollama server" in bench.runner.log(job).text
 
 
 def test_a_job_started_many_times_runs_once(bench: RunnerBench, slow_ollama: ScriptedOllama) -> None:
     job = add_slow_job(bench, slow_ollama)
     in_threads(4, lambda _: bench.runner.start(job))
-    bench.wait_until(job, lambda seen: seen.state in ENDED)
+    bench.wait_until(job, lambda status: status.state in ENDED)
     bench.runner.start(job)  # an ended job is not started again
     assert bench.runner.observe(job).state is JobState.SUCCEEDED
     assert sum(isinstance(event, wire.Started) for event in bench.events(job)) == 1
@@ -366,8 +366,8 @@ def test_a_cancelled_job_unloads_the_model_and_keeps_what_is_finished(
     cancelling = bench.request_cancel(job)
     for _ in range(3):
         bench.runner.cancel(cancelling)
-    seen = bench.wait_until(cancelling, lambda seen: seen.state in ENDED)
-    assert (seen.state, seen.exit_code) == (JobState.CANCELLED, 130)
+    status = bench.wait_until(cancelling, lambda status: status.state in ENDED)
+    assert (status.state, status.exit_code) == (JobState.CANCELLED, 130)
     assert not slow_ollama.resident
     again = add_slow_job(bench, slow_ollama, experiment=job.experiment)
     assert bench.run(again).state is JobState.SUCCEEDED
@@ -387,10 +387,10 @@ def test_a_job_that_is_cancelled_before_it_starts_never_starts(bench: RunnerBenc
 def test_a_job_that_crashes_is_lost_and_not_running(bench: RunnerBench, slow_ollama: ScriptedOllama) -> None:
     job = start_held_job(bench, slow_ollama)
     bench.kill(job)
-    seen = bench.wait_until(job, lambda seen: seen.state is not JobState.RUNNING)
-    assert seen.state is JobState.LOST
-    assert seen.exit_code is None
-    assert "retry" in seen.reason
+    status = bench.wait_until(job, lambda status: status.state is not JobState.RUNNING)
+    assert status.state is JobState.LOST
+    assert status.exit_code is None
+    assert "retry" in status.reason
     assert bench.runner.events(job), "earlier events are kept"
 
 
@@ -403,7 +403,7 @@ def test_a_running_job_can_be_followed_and_not_forgotten_and_is_lost_only_while_
     make_reachable = bench.make_unreachable(job)
     assert bench.observe(job).state is JobState.LOST
     make_reachable()
-    assert bench.wait_until(job, lambda seen: seen.state is not JobState.LOST).state is JobState.RUNNING
+    assert bench.wait_until(job, lambda status: status.state is not JobState.LOST).state is JobState.RUNNING
     slow_ollama.clear_faults()
     followed: list[RecordedEvent] = []
     deadline = time.monotonic() + WAIT_S
@@ -414,7 +414,7 @@ def test_a_running_job_can_be_followed_and_not_forgotten_and_is_lost_only_while_
     assert followed == list(bench.runner.events(job, limit=10_000))
     cursors = [each.cursor for each in followed]
     assert cursors == sorted(set(cursors)), "no event is missing or repeated"
-    assert bench.wait_until(job, lambda seen: seen.state in ENDED).state is JobState.SUCCEEDED
+    assert bench.wait_until(job, lambda status: status.state in ENDED).state is JobState.SUCCEEDED
 
 
 def test_a_login_in_an_address_reaches_the_command_and_nothing_else(bench: RunnerBench) -> None:

@@ -33,8 +33,8 @@ def find_problems(compose: Mapping[str, Any]) -> list[str]:
         *(f"the project's name {name!r} is not in small letters" for name in [compose.get("name", "")]
           if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name)),
         *(problem for name, service in services.items() for problem in _service_problems(name, service, compose)),
-        *(f"the secret {name} has {len(SECRET_SOURCES & set(given))} sources"
-          for name, given in compose.get("secrets", {}).items() if len(set(given) & SECRET_SOURCES) != 1),
+        *(f"the secret {name} has {len(SECRET_SOURCES & set(source))} sources"
+          for name, source in compose.get("secrets", {}).items() if len(set(source) & SECRET_SOURCES) != 1),
     ]  # fmt: skip
 
 
@@ -87,8 +87,8 @@ def _health_problems(name: str, service: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _dependency_problems(name: str, service: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[str]:
-    for other, how in service.get("depends_on", {}).items():
-        condition = how.get("condition")
+    for other, dependency in service.get("depends_on", {}).items():
+        condition = dependency.get("condition")
         target = services.get(other)
         if target is None:
             yield f"{name}: depends on {other}, which is not there"

@@ -106,9 +106,9 @@ def test_production_providers_of_airflow_have_exact_versions() -> None:
 
 
 def test_every_environment_has_the_latest_pip_and_setuptools() -> None:
-    made = re.findall(r"-m venv .*", (DEPLOY.parent / "Makefile").read_text("utf-8"))
-    assert len(made) == 2
-    assert all("--upgrade-deps" in line for line in made)
+    commands = re.findall(r"-m venv .*", (DEPLOY.parent / "Makefile").read_text("utf-8"))
+    assert len(commands) == 2
+    assert all("--upgrade-deps" in line for line in commands)
     installed = re.findall(r"pip install .*", (DEPLOY / "Dockerfile").read_text("utf-8"))
     assert installed[0] == "pip install --upgrade pip setuptools"
 

@@ -35,9 +35,17 @@ class LocalAirflow:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, ROOT / "airflow" / "local.py", "--home", self.home, "--environment", self.folder, *words],
+            [
+                sys.executable,
+                ROOT / "airflow" / "local.py",
+                "--home",
+                self.home,
+                "--environment",
+                self.folder,
+                *options,
+            ],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -144,8 +152,8 @@ def test_an_environment_that_was_not_created_completely_is_not_ready(tmp_path: P
     make_venv = 'for last; do :; done && mkdir -p "$last/bin" && cp /bin/false "$last/bin/python"'
     python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {make_venv}\nexit 0\n', "utf-8")
     python.chmod(0o755)
-    words = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    make = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(make, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert (tmp_path / "venv" / "bin" / "python").exists()
     assert not (tmp_path / "venv" / ".ready").exists()

@@ -43,12 +43,12 @@ class KillingMlflow(ScriptedMlflow):
         self._kill_at, self._after, self._started = ("", 0), False, threading.Event()
         self._requests: Counter[str] = Counter()
 
-    def run_and_kill(self, *words: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
+    def run_and_kill(self, *arguments: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
         """Run a command and kill it at the nth request to a path; `at` is (path, n)."""
         self._requests.clear()
         self._started.clear()
         self._kill_at, self._after = at, after
-        self._client = start_tipbench(*words, home=home, log=log)
+        self._client = start_tipbench(*arguments, home=home, log=log)
         self._started.set()
         code = self._client.wait(120)
         self._kill_at = ("", 0)

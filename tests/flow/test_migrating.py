@@ -27,15 +27,15 @@ def test_every_mapped_command_runs_in_the_order_of_the_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     commands = [shlex.split(line)[1:] for line in LINES if line.startswith("tipbench ")]
-    assert [words[0] for words in commands] == ["collect", "judge", "judge", "compare"]
+    assert [arguments[0] for arguments in commands] == ["collect", "judge", "judge", "compare"]
     assert {"--models", "--prompts", "--experiment", "--n-tips", "--diversity", "--max-model-b"} <= set(commands[0])
     outputs = []
     with ScriptedOllama(["qwen2.5:0.5b", "gemma3:1b"]) as ollama:
         monkeypatch.setenv("OLLAMA_HOST", ollama.url)
-        for words in commands:
-            if words[:2] == ["judge", "apply"]:
-                _fill_sheet(tmp_path / words[2], mlflow_url)
-            outputs.append(tipbench(*words, home=home))
+        for arguments in commands:
+            if arguments[:2] == ["judge", "apply"]:
+                _fill_sheet(tmp_path / arguments[2], mlflow_url)
+            outputs.append(tipbench(*arguments, home=home))
         assert len(ollama.log.calls()) == 2 * 2 * 8
     assert "qwen2.5:0.5b" in outputs[-1].stdout
 
@@ -51,8 +51,8 @@ def _fill_sheet(file: Path, mlflow_url: str) -> None:
 
 def test_the_request_of_the_page_is_accepted(home: Path) -> None:
     (line,) = (line for line in LINES if line.startswith("curl "))
-    words = shlex.split(line)
-    url, body = next(word for word in words if word.startswith("http://")), words[words.index("-d") + 1]
+    arguments = shlex.split(line)
+    url, body = next(word for word in arguments if word.startswith("http://")), arguments[arguments.index("-d") + 1]
     assert json.loads(body)["mlflow_url"] == "http://localhost:5000"
     with serving(home, environment={}) as served:
         answer = served.post(url.removeprefix("http://127.0.0.1:5180"), json=json.loads(body))

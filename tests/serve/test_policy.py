@@ -91,11 +91,11 @@ def test_permuted_and_merged_updates_give_the_same_state() -> None:
 
 def test_a_snapshot_does_not_follow_later_updates() -> None:
     ridge = Ridge(7)
-    kept = ridge.snapshot()
-    before = kept.theta.copy(), kept.v.copy()
+    snapshot = ridge.snapshot()
+    before = snapshot.theta.copy(), snapshot.v.copy()
     ridge.update(np.ones(7), 1.0)
-    np.testing.assert_array_equal(kept.theta, before[0])
-    np.testing.assert_array_equal(kept.v, before[1])
+    np.testing.assert_array_equal(snapshot.theta, before[0])
+    np.testing.assert_array_equal(snapshot.v, before[1])
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))

@@ -120,11 +120,11 @@ def test_wrong_probabilities_are_detected_by_the_mean_weight() -> None:
 
 def test_decisions_of_one_user_count_as_one_cluster() -> None:
     values, user = np.repeat([0.0, 1.0, 2.0, 3.0], 100), np.repeat(np.arange(4), 100)
-    apart, together = clustered_mean(values, np.arange(400)), clustered_mean(values, user)
-    assert apart.se is not None
-    assert together.se is not None
-    assert together.se == pytest.approx(np.std([0, 1, 2, 3], ddof=1) / 2)
-    assert together.se > 5 * apart.se
+    by_decision, by_user = clustered_mean(values, np.arange(400)), clustered_mean(values, user)
+    assert by_decision.se is not None
+    assert by_user.se is not None
+    assert by_user.se == pytest.approx(np.std([0, 1, 2, 3], ddof=1) / 2)
+    assert by_user.se > 5 * by_decision.se
     assert clustered_mean(values, user * 0).ci_low is None
 
 

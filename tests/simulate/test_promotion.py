@@ -70,7 +70,7 @@ def test_the_server_decides_as_the_vectorised_rollout_does(served_home: Path) ->
     fast = rollout(WORLD, [find_arm("egreedy/v1")], draws=draws, record=True)[0].chosen
     replayed = replay_log(served_home, "egreedy/v1")
     assert fast is not None
-    assert [one.chosen for one in replayed] == fast.ravel().tolist()
+    assert [decision.chosen for decision in replayed] == fast.ravel().tolist()
 
 
 def test_the_policy_that_served_is_estimated_at_its_mean_reward(served_home: Path) -> None:
@@ -87,8 +87,8 @@ def test_the_policy_that_served_is_estimated_at_its_mean_reward(served_home: Pat
 def test_the_target_learns_from_earlier_rewards_only(served_home: Path) -> None:
     replayed = replay_log(served_home, "egreedy/v3")
     first = replayed[: len(WORLD)]
-    assert all(np.ptp(one.target_probabilities) == 0 for one in first), "without rewards all candidates tie"
-    assert any(np.ptp(one.target_probabilities) > 0 for one in replayed[len(WORLD) :])
+    assert all(np.ptp(decision.target_probabilities) == 0 for decision in first), "without rewards all candidates tie"
+    assert any(np.ptp(decision.target_probabilities) > 0 for decision in replayed[len(WORLD) :])
 
 
 def test_a_log_without_probabilities_is_rejected() -> None:
@@ -136,11 +136,11 @@ def test_the_feature_schema_changes_only_with_the_features(tmp_path: Path, monke
 
 def test_judged_quality_that_predicts_completion_is_found(served_home: Path) -> None:
     replayed = replay_log(served_home, "egreedy/v3")
-    for at, one in enumerate(replayed):
-        one.chosen_candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
-        one.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
+    for at, decision in enumerate(replayed):
+        decision.chosen_candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
+        decision.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
     found = judge_validity(replayed, {"tone": {f"tip-{at}": float(-at) for at in range(40)}})
-    assert {one.scale: np.sign(one.correlation or 0) for one in found} == {"composite": 1, "tone": -1}
+    assert {row.scale: np.sign(row.correlation or 0) for row in found} == {"composite": 1, "tone": -1}
 
 
 def test_r17_a_promotion_needs_a_passed_fresh_check_of_the_same_versions(

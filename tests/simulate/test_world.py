@@ -93,6 +93,6 @@ def test_common_random_numbers_shrink_the_variance_of_a_difference(monkeypatch: 
     shared = rollout(World("standard", 4, 500, 60), arms)
     monkeypatch.setattr("tipbench.simulate.world._OUTCOME_STREAM", 99)  # other outcomes of the same users and offers
     other = rollout(World("standard", 4, 500, 60), arms[1:])
-    together = np.var(shared[1].reward - shared[0].reward)
-    apart = np.var(other[0].reward - shared[0].reward)
-    assert together < 0.8 * apart
+    common = np.var(shared[1].reward - shared[0].reward)
+    independent = np.var(other[0].reward - shared[0].reward)
+    assert common < 0.8 * independent

@@ -91,13 +91,13 @@ class AirflowSite:
 
     def wait_until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         deadline = time.monotonic() + 120
-        while not wanted(seen := self.runner.observe(job)):
-            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
+        while not wanted(status := self.runner.observe(job)):
+            assert time.monotonic() < deadline, f"{status}\n{self.runner.log(job).text}"
             time.sleep(0.02)
-        return seen
+        return status
 
     def wait_for_end(self, job: Job) -> JobStatus:
-        return self.wait_until(job, lambda seen: seen.state in ENDED)
+        return self.wait_until(job, lambda status: status.state in ENDED)
 
     def events(self, job: Job) -> list[wire.Event]:
         return [each.event for each in self.runner.events(job, limit=10_000)]

@@ -73,18 +73,11 @@ class RealAirflow:
         if self._process is not None and self._process.poll() is None:
             return self
         self.stop()  # closes the output of a process that ended by itself
-        script = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command = [sys.executable, str(ROOT / "airflow" / "local.py"), "--environment", str(airflow_environment())]
+        command += ["--home", str(self.folder / "airflow"), "--dags", str(ROOT / "dags"), "--port", str(self._port)]
         with (self.folder / "setup.log").open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                [
-                    *script,
-                    "--home",
-                    str(self.folder / "airflow"),
-                    "--dags",
-                    str(ROOT / "dags"),
-                    "--port",
-                    str(self._port),
-                ],
+                command,
                 env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -258,21 +251,21 @@ class DagProgram:
     environment: Mapping[str, str]
     folder: Path
 
-    def __call__(self, *words: str, **environment: str) -> Any:
+    def __call__(self, *arguments: str, **environment: str) -> Any:
         output = self.folder / "output.json"
         program = ROOT / "tests" / "airflow" / "dag_program.py"
-        self.run("python", str(program), *words, environment={**environment, "TIPBENCH_OUTPUT": str(output)})
+        self.run("python", str(program), *arguments, environment={**environment, "TIPBENCH_OUTPUT": str(output)})
         return json.loads(output.read_text("utf-8"))
 
     def run(
-        self, command: str, *words: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
+        self, command: str, *arguments: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
     ) -> None:
         """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
         problem = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
-                [airflow_environment() / "bin" / command, *words],
+                [airflow_environment() / "bin" / command, *arguments],
                 env={**self.environment, **(environment or {})},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -282,4 +275,4 @@ class DagProgram:
             if done.returncode == 0:
                 return
             problem = f"ended with {done.returncode}"
-        pytest.fail(f"{command} {' '.join(words)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")
+        pytest.fail(f"{command} {' '.join(arguments)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

@@ -88,23 +88,23 @@ class ScriptedAirflow:
         if parts.path == "/auth/token":
             return self._log_in(body)
         if bearer not in self.tokens:
-            ours = bearer.startswith("token-")
-            return (401, {"detail": "Token Expired"}) if ours else (403, {"detail": "Invalid JWT token"})
+            is_ours = bearer.startswith("token-")
+            return (401, {"detail": "Token Expired"}) if is_ours else (403, {"detail": "Invalid JWT token"})
         if self.failing_path and self.failing_path in parts.path:
             return self.failing_status, {"detail": "Something went wrong"}
-        words = [unquote(word) for word in parts.path.removeprefix("/api/v2/").split("/")]
-        if words[0] == "pools":
-            return (200, {"name": words[1]}) if words[1] in self.pools else (404, {"detail": "no such pool"})
-        if words[:1] != ["dags"] or words[1] != DAG or not self.has_dag:
-            return 404, {"detail": f"The Dag with ID: `{words[1]}` was not found"}
-        if len(words) == 2:
+        segments = [unquote(segment) for segment in parts.path.removeprefix("/api/v2/").split("/")]
+        if segments[0] == "pools":
+            return (200, {"name": segments[1]}) if segments[1] in self.pools else (404, {"detail": "no such pool"})
+        if segments[:1] != ["dags"] or segments[1] != DAG or not self.has_dag:
+            return 404, {"detail": f"The Dag with ID: `{segments[1]}` was not found"}
+        if len(segments) == 2:
             return 200, {"dag_id": DAG, "is_paused": self.paused}
-        if words[2] == "clearTaskInstances":
+        if segments[2] == "clearTaskInstances":
             self.runs[body["dag_run_id"]].clear(body["task_ids"])
             return 200, {"task_instances": []}
-        if len(words) == 3 and method == "POST":
+        if len(segments) == 3 and method == "POST":
             return self._trigger(body)
-        return self._answer_run(method, words[3:], query, body)
+        return self._answer_run(method, segments[3:], query, body)
 
     def _log_in(self, body: dict[str, Any]) -> Reply:
         self.logins += 1
@@ -126,17 +126,17 @@ class ScriptedAirflow:
         self.runs[run_id].start()
         return 200, {"dag_run_id": run_id, "state": "queued"}
 
-    def _answer_run(self, method: str, words: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
-        run = self.runs.get(words[0])
+    def _answer_run(self, method: str, segments: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+        run = self.runs.get(segments[0])
         if run is None:
             return 404, {"detail": "The DagRun was not found"}
-        if len(words) == 1:
-            return self._change_run(method, words[0], run)
-        if len(words) == 2:
+        if len(segments) == 1:
+            return self._change_run(method, segments[0], run)
+        if len(segments) == 2:
             found = [task.to_json() for task in run.tasks]
             start = int(query.get("offset", 0))
             return 200, {"task_instances": found[start : start + int(query["limit"])], "total_entries": len(found)}
-        return self._answer_task(method, run, words[2:], query, body)
+        return self._answer_task(method, run, segments[2:], query, body)
 
     def _change_run(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
         if method == "DELETE":
@@ -150,20 +150,20 @@ class ScriptedAirflow:
         return 200, {"dag_run_id": run_id, "state": run.state}
 
     def _answer_task(
-        self, method: str, run: ScriptedDagRun, words: list[str], query: dict[str, str], body: dict[str, Any]
+        self, method: str, run: ScriptedDagRun, segments: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
-        if words[-1] == "hitlDetails":
+        if segments[-1] == "hitlDetails":
             return run.answer_gate(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
-        task = run.task(words[0], int(query.get("map_index", -1)))
-        if task is None or words[1] != "logs":
+        task = run.task(segments[0], int(query.get("map_index", -1)))
+        if task is None or segments[1] != "logs":
             return 404, {"detail": "not found"}
         if not query.get("token", run.key).startswith(run.key):
             return 400, {"detail": "Bad Signature. Please use only the tokens provided by the API."}
-        lines = list(task.logs.get(int(words[2]), []))
+        lines = list(task.logs.get(int(segments[2]), []))
         known = int(query["token"].rpartition("-")[2]) if "token" in query else None
         head = [{"event": "::group::Log message source details"}, {"event": "::endgroup::"}]
         content = ([] if known is not None else head) + [{"event": line} for line in lines[known or 0 :]]
-        over = task.state != "running" or task.attempt != int(words[2])
+        over = task.state != "running" or task.attempt != int(segments[2])
         return 200, {"content": content, "continuation_token": None if over else f"{run.key}-{len(lines)}"}
 
 
@@ -335,10 +335,10 @@ class ScriptedDagRun:
     def _command(self, model: str, log: list[str]) -> int:
         options = {**self.conf, "models": model, "skip_refused": False}
         options.pop("wait_for_judge", None)
-        words = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
+        arguments = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
         reading, writing = os.pipe()
         with subprocess.Popen(
-            [sys.executable, "-m", "tipbench", *words],
+            [sys.executable, "-m", "tipbench", *arguments],
             env={
                 **os.environ,
                 "TIPBENCH_HOME": str(self._airflow.home / "worker"),

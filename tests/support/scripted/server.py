@@ -67,8 +67,8 @@ class Server:
     def apply(self, **changes: object) -> None:
         """Change settings at run time, including those of MemorySettings."""
         memory = {name: changes.pop(name) for name in list(changes) if hasattr(self.settings.memory, name)}
-        kept = replace(self.settings.memory, **memory)  # type: ignore[arg-type]
-        self.settings = replace(self.settings, memory=kept, **changes)  # type: ignore[arg-type]
+        memory_settings = replace(self.settings.memory, **memory)  # type: ignore[arg-type]
+        self.settings = replace(self.settings, memory=memory_settings, **changes)  # type: ignore[arg-type]
         self.memory.settings = self.settings.memory
 
     async def handle(self, http: HttpRequest, connection: Connection) -> None:

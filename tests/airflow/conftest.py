@@ -34,11 +34,9 @@ def mlflow_url(airflow_mlflow_url: str) -> str:
 def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, worker_home: Path) -> DagProgram:
     """The program with its own migrated Airflow database and the pool."""
     folder = tmp_path_factory.mktemp("dag")
-    inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))
-    }
+    base = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))}
     environment = {
-        **inherited,
+        **base,
         "PYTHONPATH": str(ROOT / "src"),
         "AIRFLOW_HOME": str(folder / "home"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

@@ -36,16 +36,9 @@ class LocalAirflow:
         return self.folder / "home"
 
     def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+        command: list[str | Path] = [sys.executable, ROOT / "airflow" / "local.py", "--home", self.home]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                ROOT / "airflow" / "local.py",
-                "--home",
-                self.home,
-                "--environment",
-                self.folder,
-                *options,
-            ],
+            [*command, "--environment", self.folder, *options],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -40,9 +40,7 @@ def test_every_persona_is_combined_with_every_slot_once(n_personas: int, n_slots
 
 
 @given(sizes, sizes, st.data())
-def test_in_any_prefix_the_counts_of_personas_or_slots_differ_by_at_most_one(
-    p: int, s: int, data: st.DataObject
-) -> None:
+def test_any_prefix_uses_personas_and_slots_almost_equally_often(p: int, s: int, data: st.DataObject) -> None:
     prefix = combine(p, s)[: data.draw(st.integers(0, p * s))]
     for counts, size in (
         (Counter(scenario.persona.id for scenario in prefix), p),

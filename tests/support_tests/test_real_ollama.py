@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.real_ollama import OllamaMissingError, PsWatcher, cached_binary, find_binary, is_supported, ollama_binary
-from support.scripted_ollama import MemorySettings, ScriptedOllama
+from support.scripted_ollama import ScriptedOllama
 
 
 def ask(url: str, model: str, **more: object) -> dict[str, object]:
@@ -21,10 +21,7 @@ def ask(url: str, model: str, **more: object) -> dict[str, object]:
 
 
 def test_watcher_counts_two_models_of_the_scripted_server() -> None:
-    with (
-        ScriptedOllama(["a:1b", "b:1b"], memory=MemorySettings(load_s=0.05)) as server,
-        PsWatcher(server.url) as watcher,
-    ):
+    with ScriptedOllama(["a:1b", "b:1b"]) as server, PsWatcher(server.url) as watcher:
         for model in ("a:1b", "b:1b"):
             ask(server.url, model)
         server.pause_listening()

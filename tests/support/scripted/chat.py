@@ -146,7 +146,7 @@ async def stream(answer: Answer, entry: Request, connection: Connection) -> None
     if answer.thinks or "thinking" in faults:
         pieces[:0] = [formatter.piece("", thought) for thought in ("Let me think", " about 🌿 this.")]
     ended = cut is None and "endless" not in faults
-    await _write_over_time(answer, pieces, writer, end_with=formatter if ended else None)
+    await _write_slowly(answer, pieces, writer, end_with=formatter if ended else None)
     if "endless" in faults:
         await _write_endlessly(pieces or [formatter.piece("on and on ")], writer)
     if cut is not None:
@@ -158,7 +158,7 @@ def _end_of_stream(formatter: _StreamFormatter, answer: Answer) -> bytes:
     return formatter.end("", answer.last_fields()) + STREAM_END
 
 
-async def _write_over_time(
+async def _write_slowly(
     answer: Answer, pieces: list[bytes], writer: _Writer, *, end_with: _StreamFormatter | None
 ) -> None:
     """Write the pieces in a few groups, evenly over the time of the call; the end goes with the last group."""

@@ -1,4 +1,4 @@
-"""The layout's two rules: imports point to earlier steps, and the outside stays in files named after it.
+"""The two rules of the layout: which steps a step may import, and which files may use HTTP, processes or databases.
 
 `violations` reads the source code, so imports inside functions count. Planted violations show that it finds them.
 """
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "tipbench"
 
-# Each may import what comes after it, never what comes before; the second line has the modules at the root.
+# A step may import only what comes after it. The last line has the modules at the root.
 ORDER = (
     *(
         "cli",
@@ -97,13 +97,13 @@ def _may_import(own: str, other: str) -> bool:
 
 
 def _step(path: str) -> str:
-    """The step a file belongs to; the package's own `__init__` belongs to none and imports nothing."""
+    """Return the step of a file; the package's own `__init__` has none."""
     first = PurePosixPath(path).parts[0].removesuffix(".py")
     return ENTRY.get(first, "" if first == "__init__" else first)
 
 
 def _imported_names(node: ast.AST, path: str) -> list[str]:
-    """The full names a statement imports; a relative one counted from the file, `import_module("x")` too."""
+    """Return the absolute names that a statement imports, also relatively or by `import_module("x")`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -126,7 +126,7 @@ def _absolute_module(node: ast.ImportFrom, path: str) -> str:
 
 
 def _at_module_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Statements that run when the module is imported: not those in functions, nor under `if TYPE_CHECKING`."""
+    """Yield the nodes that run on import: none in functions or under `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -231,7 +231,7 @@ def test_a_module_without_docstring_is_found() -> None:
 
 
 PLACES = re.compile(
-    r"(?<![\w.$~-])/(?:work|root|tmp/w|home/[a-z]+)/[\w.]"  # a path of the machine it was written on
+    r"(?<![\w.$~-])/(?:work|root|tmp/w|home/[a-z]+)/[\w.]"  # a local path of the machine of an author
     r"|https?://[^\s\"'`)>]*\b(?:pypi|pythonhosted|npmjs|registry|artifactory|nexus|devpi)\b[^\s\"'`)>]*"
     r"|\b(?:files\.pythonhosted|pypi|registry\.npmjs|registry\.ollama)\.(?:org|com|ai)\b"
 )

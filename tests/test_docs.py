@@ -129,7 +129,7 @@ def test_commands_and_options_on_the_pages_exist() -> None:
     found = [(path.name, words) for path in PAGES for words in find_commands(path.read_text("utf-8"))]
     for page, words in found:
         if words[1:] == [] and any(known[0] == words[0] for known in COMMANDS):
-            continue  # a group by its name
+            continue  # the name of a group
         path = tuple(words[:2]) if tuple(words[:2]) in COMMANDS else (words[0],)
         assert path in COMMANDS, f"{page}: tipbench {' '.join(words)}"
         known = {name for option in COMMANDS[path].params for name in (*option.opts, *option.secondary_opts)}

@@ -21,7 +21,7 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
 def load_config(tmp_path: Path, in_folder: str = "", in_home: str = "", **variables: str) -> CollectConfig:
-    """The configuration that a folder, a home and an environment give."""
+    """Load the configuration from files in the working folder and the home, and from variables."""
     home = tmp_path / "home"
     for folder, text in ((tmp_path, in_folder), (home, in_home)):
         folder.mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
 
 
 def public_link(tmp_path: Path, url: str, public: str) -> str | None:
-    """Where links lead for a server, with another address for browsers than for the panel."""
+    """Return the address for links to a server when MLflow has a public address."""
     variables = {"MLFLOW_TRACKING_URI": INSIDE, "TIPBENCH_MLFLOW_PUBLIC_URL": public}
     return load_settings(variables, tmp_path).mlflow.pages_of(url)
 

@@ -98,7 +98,7 @@ def test_an_error_names_the_file_and_the_next_step(path: Path) -> None:
 
 
 class Writer:
-    """A group commit into a table of names, which a test may hold up."""
+    """A group commit into a table of names, which a test can delay."""
 
     def __init__(self, database: Database, capacity: int = 100) -> None:
         self.database = database
@@ -111,7 +111,7 @@ class Writer:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the thread from committing; a first row makes sure that the rest forms one batch."""
+        """Delay the commit thread. It has taken a first row, so all rows inserted meanwhile form one batch."""
         with self.database.transaction():
             self.commits.insert(("first",))
             while self.commits.n_waiting:

@@ -43,7 +43,7 @@ TOKENS = read_stored("tokens.json")
 
 
 def run_command(*arguments: str, code: int = 0) -> str:
-    """A command's stdout."""
+    """Run a command and return its stdout."""
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert done.exit_code == code, done.stderr
     return done.stdout
@@ -65,7 +65,7 @@ def known_part(found: Any, expected: Any) -> Any:
 
 
 def check_same_as_stored(found: Any, name: str, *without: str) -> None:
-    """The result has every value that the version which wrote the data gave, except those under some keys."""
+    """Check that the result has every value of the version that wrote the data, except those under some keys."""
     expected = read_stored(f"expected/{name}.json")
     for path in without:
         *above, last = path.split(".")
@@ -229,7 +229,7 @@ def test_filled_sheet_is_applied_from_json_and_from_csv(changing_dump: LoadedDum
 
 
 def clear_scores(sheet: dict[str, Any]) -> dict[str, Any]:
-    """The sheet without what a judge fills in."""
+    """Return the sheet without scores and notes."""
     for item in sheet["items"]:
         for tip in item["tips"]:
             tip |= {"scores": None, "note": ""}

@@ -143,7 +143,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture
 def store_with_clock(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
-    """A store whose clock is advanced by the test."""
+    """A store, and a function that advances its clock by days."""
     now = [1_000_000.0]
     with JobStore(path, clock=lambda: now[0]) as opened:
         yield opened, lambda days: now.__setitem__(0, now[0] + days * DAY_S)

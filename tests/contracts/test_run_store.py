@@ -52,7 +52,7 @@ class StoreBench:
         httpx.post(url, json=body, trust_env=False, timeout=60).raise_for_status()
 
     def text_tags(self, run_id: str) -> set[str]:
-        """The keys of all tags with texts, needed or left over."""
+        """The keys of all tags that store texts."""
         if isinstance(self.store, MemoryStore):
             return set(self.store._runs[run_id].text_tags)
         url = f"{self.store.url}/api/2.0/mlflow/runs/get?run_id={run_id}"

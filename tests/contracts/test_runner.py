@@ -54,11 +54,11 @@ class RunnerBench:
 
     @property
     def runner(self) -> Runner:
-        """A new runner each time, as after a restart of the panel: it must keep no state in memory."""
+        """A new runner at each access, as after a restart of the panel: runners keep no state in memory."""
         return self.make_runner()
 
     def collect(self, **changes: Any) -> Job:
-        """An accepted job, not yet started."""
+        """Add a collect job to the store; it is not started."""
         values = {**SMALL, "models": "baseline:template", "mlflow_url": self.mlflow_url, **changes}
         values.setdefault("experiment", f"tip-bench-{uuid.uuid4().hex[:12]}")
         return self.store.add(collect_request(make_config(values), runner=self.name))[0]
@@ -91,7 +91,7 @@ class RunnerBench:
         return [each.event for each in self.runner.events(job, limit=10_000)]
 
     def request_cancel(self, job: Job) -> Job:
-        """The stored job after a request to cancel it."""
+        """Request the cancellation of a job and return it as stored."""
         self.store.claim(job.id)
         return self.store.request_cancel(job.id)
 

@@ -20,7 +20,7 @@ CONDITIONS = {"service_started", "service_healthy", "service_completed_successfu
 RESTART = re.compile(r"no|always|unless-stopped|on-failure(:\d+)?")
 DURATION = re.compile(r"(\d+(h|m|s|ms|us))+")
 NAME = re.compile(r"[a-zA-Z0-9._-]+")
-PORT = re.compile(r"127\.0\.0\.1:(\$\{[A-Z_]+:-\d+\}|\d+):\d+")
+LOCAL_PORT = re.compile(r"127\.0\.0\.1:(\$\{[A-Z_]+:-\d+\}|\d+):\d+")
 SENSITIVE = re.compile(r"PASSWORD|TOKEN|SECRET|_KEY")
 FROM_OUTSIDE = re.compile(r"\$\{[A-Z_]+:(\?[^}]+|-)\}")  # required with a reason, or empty by default
 
@@ -50,7 +50,9 @@ def _service_problems(name: str, service: Mapping[str, Any], compose: Mapping[st
     yield from _dependency_problems(name, service, compose["services"])
     yield from _mount_problems(name, service, compose)
     yield from (
-        f"{name}: publishes {port} beyond this machine" for port in service.get("ports", ()) if not _is_local(port)
+        f"{name}: publishes {port} beyond this machine"
+        for port in service.get("ports", ())
+        if not LOCAL_PORT.fullmatch(str(port))
     )
     yield from _environment_problems(name, service.get("environment", {}))
 
@@ -120,7 +122,3 @@ def _environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[s
             yield f"{name}: {key} is {value!r}, not a text; YAML reads it as something else"
         elif SENSITIVE.search(key) and not key.endswith("_FILE") and not FROM_OUTSIDE.fullmatch(value):
             yield f"{name}: {key} is written down, or has a default"
-
-
-def _is_local(port: object) -> bool:
-    return bool(PORT.fullmatch(str(port)))

@@ -1,4 +1,4 @@
-"""A grid on real servers: an Ollama with three models of different blobs, an MLflow, the real command."""
+"""A grid with the real command on real servers: an Ollama with three models of different blobs, and an MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command and request in docs/migrating.md works as written there, in its order."""
+"""Every command and request in docs/migrating.md works as written there, in the order of the page."""
 
 from __future__ import annotations
 

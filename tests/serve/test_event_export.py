@@ -1,4 +1,4 @@
-"""Exports of the event log: what other programs read from it."""
+"""Exports of the event log for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features: the tables of the contract, value by value, and what holds for any request."""
+"""Features: the values in the tables of the contract, and properties that hold for any request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEVEN = ("hour_sin", "hour_cos", "is_overdue", "task_age_norm", "priority_norm",
 
 
 def example_tallies() -> Tallies:
-    """Three tips seen: two of focus (one completed at 9 after 60 s, one dismissed), one without a category."""
+    """Tallies of three tips: two of focus (one completed at 9 after 60 s, one dismissed), one without a category."""
     tallies = Tallies()
     tallies.add("focus", "completed", 60_000, 9.0)
     tallies.add("focus", "dismissed", None, 20.0)

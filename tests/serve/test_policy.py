@@ -1,4 +1,4 @@
-"""Policies: exact ridge statistics, probabilities that are true, and draws that can be repeated."""
+"""Policies: exact ridge statistics, correct probabilities, and draws that can be repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 def collinear_data(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
-    """Features of which two are always equal and one is nearly constant, as overdue tasks of one user are."""
+    """Features with two equal columns and one that is nearly constant, as for a user with overdue tasks only."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (steps, dim))
     x[:, 1] = x[:, 0]

@@ -453,7 +453,7 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
 
 
 def test_a_replay_of_the_log_reproduces_every_decision(tmp_path: Path) -> None:
-    """The draw is keyed, so the stored request, the state before it and the secret give the same choice again."""
+    """The random draw depends on the secret and the event, so request, state and secret give the same choice again."""
     with open_service(tmp_path) as service:
         learn(service, "egreedy/v3", 60)
         learn(service, "linucb", 60, prefix="l")

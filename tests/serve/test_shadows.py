@@ -1,4 +1,4 @@
-"""The recommender: the active policy answers, and shadows can neither change nor delay what it does."""
+"""The recommender: the active policy answers, and shadows neither change nor delay its answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logged_signals(service: PolicyService) -> list[Entry]:
 
 
 def recommend_events(recommender: Recommender, *events: str) -> list[bytes]:
-    """The bytes of the answers; shadows start after each answer."""
+    """Recommend a tip for each event and return the bytes of the answers; shadows start after each answer."""
     answers = []
     for event in events:
         answer = recommender.recommend(request(event))
@@ -181,7 +181,7 @@ class SlowScorer:
 
 
 def test_an_answer_does_not_wait_for_a_shadow_that_holds_a_snapshot(tmp_path: Path) -> None:
-    """A shadow scores outside the lock: rewards and scores of the same user go on while it computes."""
+    """A shadow computes outside the lock, so rewards and scores of the same user are processed meanwhile."""
     slow = SlowScorer()
     with open_recommender(tmp_path, scorer=slow) as recommender:
         recommender.switches.set_shadow(V2, True)

@@ -39,7 +39,7 @@ def state(request: pytest.FixtureRequest) -> str:
 
 
 def load_documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
-    """All that a store has, read anew."""
+    """Load all documents of a store from disk."""
     with closing(open_database(home)) as database:
         store = open_state(home, state, database, database)
         return {(user, name): body for user in store.users() for name, body in store.load(user).items()}
@@ -71,7 +71,7 @@ def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
 
 
 def write_history(home: Path, state: str) -> None:
-    """A history with several users and policies, a reset, a late start of a policy and an erase."""
+    """Write a history with several users and policies, a reset, a policy that starts late, and an erase."""
     with open_service(home, store_kind=state) as service:
         learn(service, "egreedy/v1", 7)
         learn(service, "egreedy/v3", 5, prefix="x")
@@ -235,7 +235,7 @@ def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
         with service.log.write_database.transaction():  # keeps the writer waiting
             service.reward(None, reward_request("open"))
             service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
-            flush = pool.submit(service.flush)  # or the thread that flushes every second is faster
+            flush = pool.submit(service.flush)  # unless the thread that flushes every second is faster
             deadline = time.monotonic() + 60
             while service._changed_users and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -321,7 +321,7 @@ def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content:
 @pytest.mark.process
 @pytest.mark.parametrize("change", ["reward", "reset", "erase", "import"])
 def test_kill_at_each_step_of_a_write_leaves_the_old_or_the_new_state(state: str, change: str) -> None:
-    """Each line that writes log or state is the last one once; `killed_writer.py` checks what is left."""
+    """`killed_writer.py` kills a writer at each line that writes log or state, and checks what it leaves."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run(
         [sys.executable, script, state, change],

@@ -47,7 +47,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def simulated_log(seed: int, users: int = 60, rounds: int = 12, *, wrong: float = 0.0) -> tuple[LoggedDecisions, float]:
-    """A logged world whose users differ, with the true value of the target; `wrong` spoils the reward model."""
+    """Return a log of users who differ, and the true value of the target; `wrong` biases the reward model."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(users * rounds, 4, 3))
     user = np.repeat(np.arange(users), rounds)

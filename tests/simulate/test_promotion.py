@@ -37,7 +37,7 @@ WORLD = World("standard", 5, 30, 12)
 
 @dataclass(frozen=True)
 class ServiceChooser:
-    """The service of this process behind the simulation."""
+    """Lets a service of this process decide for simulated users."""
 
     service: PolicyService
     policy: str

@@ -1,4 +1,4 @@
-"""The gate: a win in simulation is required, each clause can fail alone, and chance hardly ever passes."""
+"""The gate: requires a win in simulation, each clause can fail separately, and chance hardly ever passes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, Wor
 
 
 def measure_behaviour(world: World) -> np.ndarray:
-    """Completion rate, dismissal rate and mean dwell of every user with tips chosen blindly."""
+    """Measure completion rate, dismissal rate and mean dwell of every user when tips are chosen in turn."""
     sums = np.zeros((4, len(world)))
     for number in range(world.n_rounds):
         outcome = world.outcome(world.round(number), np.full(len(world), number % world.n_candidates))

@@ -1,4 +1,4 @@
-"""The Airflow runner on a scripted Airflow, whose collects succeed or fail as a test sets."""
+"""The Airflow runner on a scripted Airflow; a test decides which collects fail."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TIPS = [{"tip_id": "t9", "category": "focus", "composite": 12.5}, {"tip_id": "t4
 
 @dataclass
 class OffsetClock:
-    """A clock that tests can move."""
+    """A real clock that tests can set ahead."""
 
     ahead: float = 0.0
     now: Callable[[], float] = field(default=time.time)

@@ -47,7 +47,7 @@ def airflow_environment() -> Path:
 
 
 def unique_name(name: str) -> str:
-    """A unique name in a shared server, so that a test can be repeated."""
+    """Return a name that is unique on a shared server, so that a test can be repeated."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 

@@ -46,7 +46,7 @@ HOST = "127.0.0.1"
 
 
 class _Endpoint:
-    """The server on a port, which can stop and resume listening."""
+    """A server on a port; it can stop and resume listening."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

@@ -33,7 +33,7 @@ class ManualClock:
 
 
 def candidate(number: int = 0) -> Candidate:
-    """A candidate that differs from its neighbours in every value."""
+    """A candidate; successive numbers differ in every value."""
     return {
         "tip_id": f"t{number}",
         "category": CATEGORIES[number % len(CATEGORIES)],

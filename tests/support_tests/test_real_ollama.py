@@ -1,4 +1,4 @@
-"""Where the real Ollama comes from, and what its watcher counts."""
+"""Finding the real Ollama, and counting its models in memory."""
 
 from __future__ import annotations
 

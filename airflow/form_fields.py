@@ -17,7 +17,7 @@ from typing import Any
 from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig
 
 FILE = Path(__file__).parents[1] / "dags" / "bench_params.json"
-LISTS = ("models", "prompts")
+LIST_KEYS = ("models", "prompts")
 _ADDED_DESCRIPTIONS = {
     "ollama_url": " If empty, the worker's server, or all listed hosts.",
     "mlflow_url": " If empty, the worker's server.",
@@ -28,14 +28,14 @@ _ADDED_DESCRIPTIONS = {
 def params() -> dict[str, dict[str, Any]]:
     """Return default, description and JSON schema by key, in the order of the form."""
     properties = CollectConfig.model_json_schema()["properties"]
-    found = {key: _param(key, dict(schema)) for key, schema in properties.items()}
-    found["skip_refused"]["default"] = True
-    found[WAIT_FOR_JUDGE] = {
+    fields = {key: _param(key, dict(schema)) for key, schema in properties.items()}
+    fields["skip_refused"]["default"] = True
+    fields[WAIT_FOR_JUDGE] = {
         "default": False,
         "description": "Wait until all answers are judged, then compare; otherwise compare immediately.",
         "type": "boolean",
     }
-    return found
+    return fields
 
 
 def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
     schema.pop("title", None)
     if key in URL_KEYS:
         default, schema = None, {"type": ["null", "string"], "maxLength": 2000}
-    elif key in LISTS:
+    elif key in LIST_KEYS:
         schema = {"type": ["string", "array"], "items": {"type": "string"}, "minLength": 1, "minItems": 1}
     return {"default": default, "description": description, **schema}
 
@@ -52,11 +52,11 @@ def _param(key: str, schema: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     """Write the file, or with --check only compare."""
     text = json.dumps(params(), indent=1, ensure_ascii=False) + "\n"
-    fresh = FILE.exists() and FILE.read_text("utf-8") == text
+    is_up_to_date = FILE.exists() and FILE.read_text("utf-8") == text
     if "--check" in arguments:
-        print(f"{FILE.name} is {'up to date' if fresh else 'out of date; run `make docs`'}", file=sys.stderr)
-        return 0 if fresh else 1
-    if not fresh:
+        print(f"{FILE.name} is {'up to date' if is_up_to_date else 'out of date; run `make docs`'}", file=sys.stderr)
+        return 0 if is_up_to_date else 1
+    if not is_up_to_date:
         FILE.write_text(text, "utf-8")
     return 0
 

@@ -53,11 +53,12 @@ def main() -> int:
         signal.signal(number, _interrupted)
     with (home / "lock").open("w") as lock:
         venv = options.environment.resolve()
-        port = _check_and_lock(home, venv, options.port, lock)
+        _check_and_lock(home, venv, lock)
+        port = _available_port(options.port)
         environment = airflow_environment(home, venv, options.dags.resolve(), port)
         file = home / "passwords.json"
-        stored: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        passwords = {name: stored.get(name) or secrets.token_urlsafe(18) for name in USERS}
+        stored_passwords: dict[str, str] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        passwords = {name: stored_passwords.get(name) or secrets.token_urlsafe(18) for name in USERS}
         _write_privately(file, json.dumps(passwords))
         try:
             _set_up(environment)
@@ -66,17 +67,18 @@ def main() -> int:
             return 130
 
 
-def _check_and_lock(home: Path, venv: Path, port: int, lock: IO[str]) -> int:
-    """Check that Airflow is installed and the port is free, and lock the home. Returns the port, or a free one for 0.
-
-    Raises SystemExit with what to do. Airflow's own errors would be less clear.
-    """
+def _check_and_lock(home: Path, venv: Path, lock: IO[str]) -> None:
+    """Check that Airflow is installed, and lock the home. Raises SystemExit with what to do."""
     if not (venv / "bin" / "airflow").exists():
         raise SystemExit(f"There is no Airflow in {venv}. Install it with: make airflow-environment")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SystemExit(f"An Airflow already runs in {home}. Stop it with Ctrl-C, or give another --home.") from None
+
+
+def _available_port(port: int) -> int:
+    """Return the port, or a free one for 0. Raises SystemExit if it is taken; Airflow's error is less clear."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: reuse a port just closed
         try:

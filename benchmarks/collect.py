@@ -14,8 +14,8 @@ from typing import Any
 from loops import chat_loop, log_loop
 from process import run_collect
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import ScriptedProcess, start_mlflow
-from work import MODELS, LoggedRun, Work, count_chats, count_logged_chats, logged_chats, recorded_runs
+from servers import RealMlflow, ScriptedProcess
+from work import MODELS, LoggedRun, Work, chat_bodies, count_chats, count_logged_chats, logged_chats, recorded_runs
 
 _FEW_CELLS = 96
 _SLOW_CELLS = 24
@@ -23,11 +23,11 @@ _SLOW_CELLS = 24
 
 @dataclass(frozen=True)
 class Collected:
-    """One collect. `lead_s` is from its start to the first request, `journal_s` from there to the last entry."""
+    """One collect."""
 
     total_s: float
-    lead_s: float
-    journal_s: float
+    lead_s: float  # from the start to the first chat request
+    journal_s: float  # from the first chat request to the last journal entry
     cpu_s: float
     peak_bytes: int | None
     loads: dict[str, int]
@@ -47,26 +47,27 @@ class Round:
 
 
 def measure(size: Size) -> Result:
-    """Measure a large grid, a small one, and one with slow calls, one at a time, on one MLflow."""
+    """Measure a large grid, a small one, and one whose slow calls are sent one at a time, all on one MLflow."""
     many: list[Round] = []
     few: list[Round] = []
     slow: list[Round] = []
-    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few), (Work(_SLOW_CELLS, 2.0, 1), slow))
+    slow_work = Work(_SLOW_CELLS, call_s=2.0, concurrency=1)
+    grids = ((Work(size.cells), many), (Work(_FEW_CELLS), few), (slow_work, slow))
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name:
         folder = Path(name)
         (folder / "mlflow").mkdir()
-        with start_mlflow(folder / "mlflow") as mlflow:
+        with RealMlflow(folder / "mlflow") as mlflow:
             bench = _Bench(folder, mlflow.url)
             bench.collect(Work(_FEW_CELLS))  # not counted: fills file caches and the bytecode folder
             for number in count_rounds("collect", size.rounds):
-                for work, done in grids:
-                    done.append(bench.round(work, backwards=number % 2 == 0))
-    values = [{"cells": work.cells, **asdict(each)} for work, done in grids for each in done]
+                for work, rounds in grids:
+                    rounds.append(bench.round(work, backwards=number % 2 == 0))
+    values = [{"cells": work.cells, **asdict(each)} for work, rounds in grids for each in rounds]
     return Result("collect", tuple(claims(size.cells, many, few, slow)), values)
 
 
 class _Bench:
-    """Runs one part at a time. Keeps each grid's last recorded runs for the logging loop."""
+    """Runs the loops and the collect of a grid. Keeps the runs of its last collect for the logging loop."""
 
     def __init__(self, folder: Path, mlflow_url: str) -> None:
         self._folder = folder
@@ -75,7 +76,7 @@ class _Bench:
         self._runs: dict[int, list[LoggedRun]] = {}
 
     def round(self, work: Work, *, backwards: bool) -> Round:
-        """Run both loops and a collect. Every second round runs backwards, so that none always runs first."""
+        """Run both loops and a collect. Every second round runs backwards, so that neither loop always runs first."""
         if backwards:
             log_s, collected, chat_s = self.log(work), self.collect(work), self.chat(work)
         else:
@@ -84,7 +85,7 @@ class _Bench:
         return Round(chat_s, log_s, collected)
 
     def chat(self, work: Work) -> float:
-        bodies = work.chat_bodies()
+        bodies = chat_bodies(work.config)
         with ScriptedProcess(MODELS, call_s=work.call_s) as server:
             ended = chat_loop(server.url, bodies, work.concurrency)
             log = server.log()
@@ -101,15 +102,15 @@ class _Bench:
             ScriptedProcess(MODELS, call_s=work.call_s) as server,
         ):
             options = {"ollama_url": server.url, "mlflow_url": self._mlflow_url, "experiment": experiment}
-            ended = run_collect(work.config | options, Path(folder), self._folder / "bytecode")
+            process = run_collect(work.config | options, Path(folder), self._folder / "bytecode")
             log = server.log()
         _check_chats(work, log)
         runs = self._runs[work.cells] = recorded_runs(self._mlflow_url, experiment)
-        if not len(runs) == ended.entries == work.cells:
-            raise NotMeasured(f"{work.cells} cells, but {ended.entries} journal entries and {len(runs)} runs")
-        first = _first_chat(log)
-        lead_s, journal_s = first - ended.started, ended.last_entry - first
-        return Collected(ended.total_s, lead_s, journal_s, ended.cpu_s, ended.peak_bytes, log["loads"])
+        if len(runs) != work.cells or process.entries != work.cells:
+            raise NotMeasured(f"{work.cells} cells, but {process.entries} journal entries and {len(runs)} runs")
+        first_chat = _first_chat(log)
+        lead_s, journal_s = first_chat - process.started, process.last_entry - first_chat
+        return Collected(process.total_s, lead_s, journal_s, process.cpu_s, process.peak_bytes, log["loads"])
 
     def _new_experiment(self) -> str:
         self._experiments += 1
@@ -121,8 +122,8 @@ def _first_chat(log: dict[str, Any]) -> float:
 
 
 def _check_chats(work: Work, log: dict[str, Any]) -> None:
-    """Loop and tipbench must have sent exactly the grid's requests, else they cannot be compared."""
-    bodies = [body for group in work.chat_bodies().values() for body in group]
+    """Raise NotMeasured unless exactly the grid's chat requests were sent, so that loop and tipbench compare."""
+    bodies = [body for group in chat_bodies(work.config).values() for body in group]
     if count_logged_chats(log) != count_chats(bodies):
         raise NotMeasured(f"not the grid's chat requests: {len(logged_chats(log))} logged, {len(bodies)} expected")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import record_cells, start_mlflow
+from servers import RealMlflow, record_cells
 from tipbench.compare.attribution import attribute
 from tipbench.compare.matrix import Pair, Score, ScoreMatrix, score_matrix
 from tipbench.compare.ranking import rank
@@ -23,22 +23,24 @@ from tipbench.judge.run import JudgeEnvironment, run_judge
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-compare"
-SMALL, LARGE = (12, 32), (200, 500)
+SMALL, LARGE = (12, 32), (200, 500)  # pairs, scenarios
 
 
 def measure(size: Size) -> Result:
     """Measure the statistics on random scores, then the whole command on recorded runs."""
-    small, large = (tuple(_timed(_matrix(*shape)) for _ in range(size.rounds)) for shape in (SMALL, LARGE))
-    with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, start_mlflow(Path(name)) as mlflow:
+    small = tuple(_rank_s(_matrix(*SMALL)) for _ in range(size.rounds))
+    large = tuple(_rank_s(_matrix(*LARGE)) for _ in range(size.rounds))
+    with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name, RealMlflow(Path(name)) as mlflow:
         models = [f"model-{number}:1b" for number in range(size.cells // 24)]
+        cells = 24 * len(models)
         with MlflowStore(mlflow.url) as store:
-            say(f"  recording {24 * len(models)} cells and letting the rules judge score them")
+            say(f"  recording {cells} cells and letting the rules judge score them")
             experiment = record_cells(store, models=models, experiment=EXPERIMENT)
             run_judge(store, experiment, RulesJudge(), ExportRequest(), environment=JudgeEnvironment(say))
         loops, commands = [], []
         for _ in count_rounds("compare", size.rounds):
-            loops.append(read_loop(mlflow.url, experiment.experiment_id, 24 * len(models)))
-            commands.append(_command(mlflow.url, Path(name)))
+            loops.append(read_loop(mlflow.url, experiment.experiment_id, cells))
+            commands.append(_command_s(mlflow.url, Path(name)))
     ratios = tuple(command / loop for command, loop in zip(commands, loops, strict=True))
     medians = f"{median_s(commands)}; raw reading loop {median_s(loops)}"
     return Result(
@@ -46,9 +48,9 @@ def measure(size: Size) -> Result:
         (
             Claim("12 pairs × 32 scenarios, 10 000 flips and resamples", 0.3, "s", small, "rank and attribution"),
             Claim("200 pairs × 500 scenarios", 5.0, "s", large, "rank and attribution"),
-            Claim(f"{24 * len(models)} runs: whole command", 1.3, "×", ratios, medians),
+            Claim(f"{cells} runs: whole command", 1.3, "×", ratios, medians),
         ),
-        [{"loop_s": a, "compare_s": b} for a, b in zip(loops, commands, strict=True)],
+        [{"loop_s": loop, "compare_s": command} for loop, command in zip(loops, commands, strict=True)],
     )
 
 
@@ -64,14 +66,14 @@ def _matrix(pairs: int, scenarios: int) -> ScoreMatrix:
     )
 
 
-def _timed(matrix: ScoreMatrix) -> float:
+def _rank_s(matrix: ScoreMatrix) -> float:
     began = time.perf_counter()
     rank(matrix)
     attribute(matrix)
     return time.perf_counter() - began
 
 
-def _command(url: str, home: Path) -> float:
+def _command_s(url: str, home: Path) -> float:
     began = time.perf_counter()
     command = [sys.executable, "-m", "tipbench", "compare", EXPERIMENT, "--mlflow-url", url, "--json"]
     done = subprocess.run(

@@ -23,7 +23,7 @@ def chat_loop(ollama_url: str, chat_bodies: Mapping[str, Sequence[bytes]], concu
     clients = [_client(ollama_url) for _ in range(concurrency)]
     try:
         for model, bodies in chat_bodies.items():
-            _share(bodies, [partial(_chat, client) for client in clients])
+            _distribute(bodies, [partial(_chat, client) for client in clients])
             clients[0].post("/api/generate", json={"model": model, "keep_alive": 0}).raise_for_status()
         return time.time()
     finally:
@@ -31,29 +31,29 @@ def chat_loop(ollama_url: str, chat_bodies: Mapping[str, Sequence[bytes]], concu
             client.close()
 
 
-def read_loop(mlflow_url: str, experiment_id: str, runs: int) -> float:
-    """Read and parse every page of MLflow's search; returns the seconds it took."""
-    began = time.perf_counter()
-    seen, token = 0, ""
-    body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
-    with _client(mlflow_url) as client:
-        while True:
-            response = client.post("/api/2.0/mlflow/runs/search", json={**body, "page_token": token})
-            page = json.loads(response.raise_for_status().content)
-            seen += len(page.get("runs", []))
-            token = page.get("next_page_token", "")
-            if not token:
-                break
-    if seen != runs:
-        raise NotMeasured(f"MLflow returned {seen} runs of {runs}.")
-    return time.perf_counter() - began
-
-
 def _chat(client: httpx.Client, body: bytes) -> None:
     with client.stream("POST", "/api/chat", content=body, headers=_JSON) as response:
         response.raise_for_status()
         for _chunk in response.iter_raw():
             pass
+
+
+def read_loop(mlflow_url: str, experiment_id: str, expected_runs: int) -> float:
+    """Read and parse every page of MLflow's search; returns the seconds it took."""
+    began = time.perf_counter()
+    n_runs, token = 0, ""
+    body = {"experiment_ids": [experiment_id], "filter": "tags.kind = 'cell'", "max_results": 1000}
+    with _client(mlflow_url) as client:
+        while True:
+            response = client.post("/api/2.0/mlflow/runs/search", json={**body, "page_token": token})
+            page = json.loads(response.raise_for_status().content)
+            n_runs += len(page.get("runs", []))
+            token = page.get("next_page_token", "")
+            if not token:
+                break
+    if n_runs != expected_runs:
+        raise NotMeasured(f"MLflow returned {n_runs} runs of {expected_runs}.")
+    return time.perf_counter() - began
 
 
 def log_loop(mlflow_url: str, experiment: str, runs: Sequence[LoggedRun]) -> float:
@@ -70,7 +70,8 @@ def log_loop(mlflow_url: str, experiment: str, runs: Sequence[LoggedRun]) -> flo
 def _log(client: httpx.Client, experiment_id: bytes, run: LoggedRun) -> None:
     body = run.create.replace(b"%EXPERIMENT%", experiment_id, 1)
     created = client.post("runs/create", content=body, headers=_JSON).raise_for_status()
-    front = b'{"run_id":' + json.dumps(created.json()["run"]["info"]["run_id"]).encode() + b","
+    run_id = json.dumps(created.json()["run"]["info"]["run_id"]).encode()
+    front = b'{"run_id":' + run_id + b","  # replaces the opening brace of the next two bodies
     client.post("runs/log-batch", content=front + run.batch[1:], headers=_JSON).raise_for_status()
     client.post("runs/update", content=front + run.end[1:], headers=_JSON).raise_for_status()
 
@@ -79,7 +80,7 @@ def _client(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, verify=False, timeout=300)  # noqa: S501 - loopback, no TLS
 
 
-def _share(items: Iterable[bytes], workers: Sequence[Callable[[bytes], None]]) -> None:
+def _distribute(items: Iterable[bytes], workers: Sequence[Callable[[bytes], None]]) -> None:
     """Distribute the items over the workers, one thread each."""
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     for item in items:

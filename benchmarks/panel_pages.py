@@ -20,7 +20,7 @@ import httpx
 
 from loops import read_loop
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s, say
-from servers import SheetDriver, fill, record_cells, start_mlflow
+from servers import RealMlflow, SheetDriver, fill, record_cells
 from tipbench.record.mlflow import MlflowStore
 
 EXPERIMENT = "tip-bench-bench-panel"
@@ -30,9 +30,9 @@ PATHS = {
     "leaderboard page": f"/experiments/{EXPERIMENT}",
     "leaderboard JSON": f"/api/bench/leaderboard/{EXPERIMENT}",
 }
-COLD = "leaderboard page"
+COLD_PAGE = "leaderboard page"
 WARM_LIMIT_MS = 50.0
-COLD_LIMIT = 1.1  # × MLflow's search
+COLD_LIMIT = 1.1  # times MLflow's search
 _WARM_REQUESTS = 9
 _SHEET_CELLS = 24
 _START_TIMEOUT_S = 60.0
@@ -56,7 +56,7 @@ def measure(size: Size) -> Result:
     cells = 24 * len(models)
     with (
         tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name,
-        start_mlflow(Path(name)) as mlflow,
+        RealMlflow(Path(name)) as mlflow,
         MlflowStore(mlflow.url) as store,
     ):
         say(f"panel: recording {cells} cells and judging them")
@@ -64,8 +64,8 @@ def measure(size: Size) -> Result:
         if driver.judged_by("anna", everything=True).status != "applied":
             raise NotMeasured("The first judge's sheet was held.")
         bench = _Bench(Path(name) / "home", mlflow.url, driver, cells)
-        done = [bench.round(f"judge-{number}") for number in count_rounds("panel", size.rounds)]
-    return Result("panel", tuple(claims(cells, done)), [vars(each) for each in done])
+        rounds = [bench.round(f"judge-{number}") for number in count_rounds("panel", size.rounds)]
+    return Result("panel", tuple(claims(cells, rounds)), [vars(each) for each in rounds])
 
 
 def claims(cells: int, rounds: list[Round]) -> Iterator[Claim]:
@@ -78,7 +78,7 @@ def claims(cells: int, rounds: list[Round]) -> Iterator[Claim]:
     for state, attribute in (("cold", "cold_s"), ("after a sheet was applied", "applied_s")):
         seconds = [getattr(each, attribute) for each in rounds]
         ratios = tuple(value / each.search_s for value, each in zip(seconds, rounds, strict=True))
-        yield Claim(f"{cells} runs: {COLD}, {state}", COLD_LIMIT, "×", ratios, f"{median_s(seconds)}; {search}")
+        yield Claim(f"{cells} runs: {COLD_PAGE}, {state}", COLD_LIMIT, "×", ratios, f"{median_s(seconds)}; {search}")
     current = tuple(float(each.current) for each in rounds)
     yield Claim(
         "a sheet applied on the command line is in the next answer", 1.0, "", current, "every round", exact=True
@@ -104,12 +104,12 @@ class _Bench:
         sheet.write_text(json.dumps(fill(judging)), encoding="utf-8")
         result = Round(search_s=read_loop(self._mlflow_url, self._driver.experiment.experiment_id, self._cells))
         with self._panel() as client:
-            result.cold_s, _ = _get(client, PATHS[COLD])
+            result.cold_s, _ = _get(client, PATHS[COLD_PAGE])
             for name, path in PATHS.items():
                 _get(client, path)
                 result.warm[name] = statistics.median(_get(client, path)[0] for _ in range(_WARM_REQUESTS))
             self._apply(sheet)
-            result.applied_s, page = _get(client, PATHS[COLD])
+            result.applied_s, page = _get(client, PATHS[COLD_PAGE])
             _, board = _get(client, PATHS["leaderboard JSON"])
         result.current = judge in page and judge in json.loads(board)["judges"]
         return result

@@ -48,7 +48,9 @@ def main(name: str, home: Path) -> None:
                 service, recommender, TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
             )
         else:
-            app = smallest(stack.enter_context(contextlib.closing(_log(home))), load_keys(home), *sample(home / "x"))
+            log = EventLog(home, lock=threading.RLock(), on_failure=lambda: None, capacity=8192)
+            stack.enter_context(contextlib.closing(log))
+            app = smallest(log, load_keys(home), *sample(home / "x"))
         run_server(app, sock, before_start=lambda: print(sock.getsockname()[1], token, flush=True))
 
 
@@ -84,10 +86,6 @@ def smallest(log: EventLog, keys: Keys, decision: dict[str, Any], answer: bytes)
         await send({"type": "http.response.body", "body": answer})
 
     return app
-
-
-def _log(home: Path) -> EventLog:
-    return EventLog(home, lock=threading.RLock(), on_failure=lambda: None, capacity=8192)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Col
             stderr=output,
         )
         try:
-            ended = watch.until_end(process, started)
+            measured = watch.until_end(process, started)
         except BaseException:
             process.kill()
             process.wait()
@@ -61,7 +61,7 @@ def run_collect(options: Mapping[str, str], folder: Path, bytecode: Path) -> Col
     if process.returncode != 0:
         tail = (folder / "output.txt").read_text("utf-8", "replace")[-2000:]
         raise NotMeasured(f"`{' '.join(command)}` exited with {process.returncode}:\n{tail}")
-    return ended
+    return measured
 
 
 class _Watch:
@@ -105,9 +105,9 @@ class _Watch:
         data = os.pread(self._fd, size - self._offset, self._offset)
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        fresh = sum(line.startswith(_CELL) for line in lines)
-        if fresh:
-            self._entries += fresh
+        new_entries = sum(line.startswith(_CELL) for line in lines)
+        if new_entries:
+            self._entries += new_entries
             self._last_entry = time.time()
 
 
@@ -123,6 +123,6 @@ def _peak_bytes(status: Path) -> int | None:
 
 
 def _environment(home: Path, bytecode: Path) -> dict[str, str]:
-    settings = ("TIPBENCH_", "MLFLOW_", "OLLAMA_", "PYTHONDONTWRITEBYTECODE")
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(settings)}
+    excluded = ("TIPBENCH_", "MLFLOW_", "OLLAMA_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(excluded)}
     return inherited | {"TIPBENCH_HOME": str(home), "PYTHONPYCACHEPREFIX": str(bytecode)}

@@ -14,7 +14,7 @@ import httpx
 
 from process import run_collect
 from report import Claim, NotMeasured, Result, Size, count_rounds, median_s
-from servers import PsWatcher, RealOllama, shared_weights_home, start_mlflow
+from servers import PsWatcher, RealMlflow, RealOllama, shared_weights_home
 from work import chat_bodies
 
 MODELS = ("alpha:135m", "beta:135m", "gamma:135m")
@@ -27,32 +27,32 @@ def measure(size: Size) -> Result:
     loops: list[float] = []
     collects: list[float] = []
     loads: list[float] = []
-    resident: list[float] = []
+    most_resident: list[float] = []
     with tempfile.TemporaryDirectory(prefix="tipbench-bench-") as name:
         folder = Path(name)
         (folder / "mlflow").mkdir()
         (folder / "ollama").mkdir()
-        with start_mlflow(folder / "mlflow") as mlflow, RealOllama(folder / "ollama") as ollama:
+        with RealMlflow(folder / "mlflow") as mlflow, RealOllama(folder / "ollama") as ollama:
             ollama.create_three_models(gguf)
             bodies = chat_bodies(OPTIONS)
             _loop(ollama.url, bodies[MODELS[0]][:2])  # not counted: fills file caches
             for number in count_rounds("real-ollama", size.rounds):
                 loops.append(sum(_loop(ollama.url, group) for group in bodies.values()))
-                before = ollama.loads
+                loads_before = ollama.loads
                 with PsWatcher(ollama.url, interval_s=0.05) as watcher:
                     collects.append(_collect(folder, ollama.url, mlflow.url, number))
-                loads.append(float(ollama.loads - before))
-                resident.append(float(watcher.max_resident))
+                loads.append(float(ollama.loads - loads_before))
+                most_resident.append(float(watcher.max_resident))
     medians = f"{median_s(collects)}; raw sequential loop {median_s(loops)}"
-    ratios = tuple(b / a for a, b in zip(loops, collects, strict=True))
+    ratios = tuple(collect / loop for collect, loop in zip(collects, loops, strict=True))
     return Result(
         "real-ollama",
         (
             Claim("72 cells: whole process", 1.05, "×", ratios, medians),
             Claim("loads for three models", 3.0, "", tuple(loads), "by the server's log", exact=True),
-            Claim("most models resident at once", 1.0, "", tuple(resident), "/api/ps, from outside", exact=True),
+            Claim("most models resident at once", 1.0, "", tuple(most_resident), "/api/ps, from outside", exact=True),
         ),
-        [{"loop_s": a, "collect_s": b} for a, b in zip(loops, collects, strict=True)],
+        [{"loop_s": loop, "collect_s": collect} for loop, collect in zip(loops, collects, strict=True)],
     )
 
 

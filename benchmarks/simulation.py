@@ -1,4 +1,4 @@
-"""Simulated decisions per CPU-second of each policy, and the CPU time of a promotion check; worlds included."""
+"""Simulated decisions per CPU-second of each policy, and the CPU time of a promotion check, with their worlds."""
 
 from __future__ import annotations
 

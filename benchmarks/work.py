@@ -34,7 +34,7 @@ class Work:
     concurrency: int = 8
 
     def __post_init__(self) -> None:
-        _shape(self.cells)
+        _shape(self.cells)  # raises ValueError if there is no such grid
 
     @property
     def config(self) -> dict[str, str]:
@@ -48,22 +48,19 @@ class Work:
             "concurrency": str(self.concurrency),
         }
 
-    def chat_bodies(self) -> dict[str, list[bytes]]:
-        """The bodies of the chat requests by model."""
-        return chat_bodies(self.config)
-
 
 def _shape(cells: int) -> tuple[int, int]:
     """The scenarios and repeats that give exactly this number of cells."""
     pairs = len(MODELS) * len(_PROMPTS)
-    each, rest = divmod(cells, pairs)
-    fitting = [n for n in range(1, _SCENARIOS + 1) if each and each % n == 0 and each // n <= _MAX_REPEATS]
-    if rest or not fitting:
+    per_pair, rest = divmod(cells, pairs)
+    possible = [n for n in range(1, _SCENARIOS + 1) if per_pair % n == 0 and 1 <= per_pair // n <= _MAX_REPEATS]
+    if rest or not possible:
         raise ValueError(
             f"{cells} cells are not a grid of {len(MODELS)} models, {len(_PROMPTS)} prompts, up to {_SCENARIOS} "
             f"scenarios and {_MAX_REPEATS} repeats; use a multiple of {pairs}, such as 96, 240 or 2400."
         )
-    return fitting[-1], each // fitting[-1]
+    scenarios = max(possible)
+    return scenarios, per_pair // scenarios
 
 
 def chat_bodies(options: Mapping[str, str]) -> dict[str, list[bytes]]:

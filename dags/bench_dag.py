@@ -184,7 +184,7 @@ def outcome(collect_tasks: list[str]) -> str:
     return f"{sum(len(planned[task_id]) for task_id in collect_tasks)} models collected and compared"
 
 
-def skip_unless_requested(context: Any) -> None:
+def skip_unneeded_wait(context: Any) -> None:
     """Skip the wait unless the conf sets `wait_for_judge` and some cells are pending."""
     if not conf(context)["wait_for_judge"]:
         raise AirflowSkipException("wait_for_judge is false: comparing what is judged so far.")
@@ -211,7 +211,7 @@ def wait_operator() -> HITLOperator:
             "option here when nothing is pending any more. Choosing it earlier compares what is judged so far."
         ),
         options=["Compare now"],
-        pre_execute=skip_unless_requested,
+        pre_execute=skip_unneeded_wait,
         **RETRY,
     )
 

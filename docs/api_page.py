@@ -16,6 +16,7 @@ from page_parts import fenced, pretty, table
 
 from tipbench.judge.sheet_file import MAX_BYTES as SHEET_BYTES
 from tipbench.settings import load_settings
+from tipbench.text import join_names
 from tipbench.web.app import create_app
 from tipbench.web.auth import CSRF_FIELD, admit_request, require_admin
 from tipbench.web.security import MAX_ADMIN_SHEET_REQUESTS, MAX_JUDGE_SHEET_BYTES
@@ -33,8 +34,8 @@ SECTIONS = {  # tag → heading, in the order of the page; other tags follow
     "login": "Logging in",
 }
 JSON = "application/json"
-_MAX_DEPTH = 2  # levels of a response that its table shows
-_MAX_REPEATED_LINES = 4  # longer tables are linked, not repeated
+_MAX_DEPTH = 2  # levels of a body or response that its table shows
+_MAX_REPEATED_LINES = 4  # a longer table is shown once and then linked
 _COMMON_ERRORS = ("400", "401", "403", "413", "422", "429", "500")  # listed once, at the top
 
 HEAD = """\
@@ -135,8 +136,8 @@ def read_api() -> tuple[Json, list[Operation]]:
         for path, methods in document["paths"].items()
         for method, raw in methods.items()
     ]
-    order = {tag: place for place, tag in enumerate(SECTIONS)}
-    operations.sort(key=lambda each: (order.get(each.tag, len(order)), each.tag, each.path, each.method))
+    places = {tag: place for place, tag in enumerate(SECTIONS)}
+    operations.sort(key=lambda each: (places.get(each.tag, len(places)), each.tag, each.path, each.method))
     return document, operations
 
 
@@ -149,16 +150,17 @@ def _roles(app: Any) -> dict[tuple[str, str], str]:
         original = getattr(route, "original_route", route)
         if not hasattr(original, "dependant"):
             continue
-        calls = set(_calls(getattr(route, "dependant", None) or original.dependant))
-        role = "admin" if require_admin in calls else "admin, judge" if admit_request in calls else "public"
+        used = set(_dependencies(getattr(route, "dependant", None) or original.dependant))
+        role = "admin" if require_admin in used else "admin, judge" if admit_request in used else "public"
         roles |= {(method, str(route.path_format)): role for method in route.methods}
     return roles
 
 
-def _calls(dependant: Any) -> Iterator[Any]:
+def _dependencies(dependant: Any) -> Iterator[Any]:
+    """Yield the functions that a route depends on, directly and through others."""
     yield dependant.call
     for each in dependant.dependencies:
-        yield from _calls(each)
+        yield from _dependencies(each)
 
 
 class _Writer:
@@ -210,8 +212,8 @@ class _Writer:
             self._parameters(operation),
             self._body(operation),
             fenced("sh", self._curl(operation)),
-            *self._answers(operation),
-            self._errors(raw["responses"]),
+            *self._responses(operation),
+            _errors(raw["responses"]),
         ]
         return "\n\n".join(part for part in parts if part)
 
@@ -227,9 +229,9 @@ class _Writer:
         ]
         if not rows:
             return ""
-        return self._once(table(("parameter", "values", "meaning"), rows), operation, "Its parameters")
+        return self._show_once(table(("parameter", "values", "meaning"), rows), operation, "Its parameters")
 
-    def _once(self, text: str, operation: Operation, what: str) -> str:
+    def _show_once(self, text: str, operation: Operation, what: str) -> str:
         """Return a table, or a link to the operation that shows the same table."""
         first = self._tables.setdefault(text, operation)
         if first is operation or text.count("\n") <= _MAX_REPEATED_LINES:
@@ -240,23 +242,24 @@ class _Writer:
         body = operation.raw.get("requestBody")
         if not body:
             return ""
-        kinds = " or ".join(f"`{kind}`" for kind in body["content"])
-        first = next(iter(body["content"].values()))["schema"]
-        optional = not body.get("required") and "left out" not in body.get("description", "")
-        described = f"Body ({kinds}{', optional' if optional else ''}). {body.get('description', '')}".strip()
-        rows = list(self._schemas.fields(first, _MAX_DEPTH))
+        media_types = " or ".join(f"`{media_type}`" for media_type in body["content"])
+        optional = "" if body.get("required") else ", optional"
+        text = f"Body ({media_types}{optional}). {body.get('description', '')}".strip()
+        schema = next(iter(body["content"].values()))["schema"]
+        rows = list(self._schemas.fields(schema, _MAX_DEPTH))
         if not rows:
-            return described
-        return f"{described}\n\n{self._once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
+            return text
+        return f"{text}\n\n{self._show_once(table(('field', 'type', 'meaning'), rows), operation, 'Its fields')}"
 
-    def _answers(self, operation: Operation) -> Iterator[str]:
+    def _responses(self, operation: Operation) -> Iterator[str]:
         for status, response in operation.raw["responses"].items():
             if int(status) >= 400:
                 continue
-            kinds = list(response.get("content", {}))
-            described = "" if response["description"] == "Successful Response" else f" {response['description']}"
-            types = f" ({' or '.join(f'`{kind}`' for kind in kinds)})" if kinds and kinds != [JSON] else ""
-            yield f"**{status}**{types}{described or ' Done.'}"
+            media_types = list(response.get("content", {}))
+            types = " or ".join(f"`{media_type}`" for media_type in media_types)
+            shown_types = f" ({types})" if types and media_types != [JSON] else ""
+            description = response["description"]
+            yield f"**{status}**{shown_types} {'Done.' if description == 'Successful Response' else description}"
             schema = response.get("content", {}).get(JSON, {}).get("schema")
             example = self.examples.get(operation.name, {})
             if schema is None:
@@ -266,13 +269,6 @@ class _Writer:
             if rows:
                 yield table(("field", "type", "meaning"), rows)
             yield fenced("json", pretty(example["answer"] if "answer" in example else self._schemas.sample(schema)))
-
-    def _errors(self, responses: Json) -> str:
-        errors = [status for status in sorted(responses) if int(status) >= 400]
-        if len(errors) < len(_COMMON_ERRORS):
-            return f"Errors: {_listed(errors)} only." if errors else ""
-        others = [status for status in errors if status not in _COMMON_ERRORS]
-        return f"Other errors: {_listed(others)}." if others else ""
 
     def _curl(self, operation: Operation) -> str:
         if command := self.examples.get(operation.name, {}).get("curl"):
@@ -303,5 +299,9 @@ def _parameter(parameter: Json) -> str:
     return f"`{parameter['name']}`{place}{', required' if parameter.get('required') else ''}"
 
 
-def _listed(statuses: Sequence[str]) -> str:
-    return ", ".join(statuses[:-1]) + f" and {statuses[-1]}" if len(statuses) > 1 else "".join(statuses)
+def _errors(responses: Json) -> str:
+    errors = [status for status in sorted(responses) if int(status) >= 400]
+    if len(errors) < len(_COMMON_ERRORS):
+        return f"Errors: {join_names(errors, len(errors))} only." if errors else ""
+    others = [status for status in errors if status not in _COMMON_ERRORS]
+    return f"Other errors: {join_names(others, len(others))}." if others else ""

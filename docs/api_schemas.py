@@ -68,9 +68,10 @@ class Schemas:
 
     def sample(self, schema: Json) -> Any:
         """Return an example value: that of the schema, or one made from its parts."""
-        for key in ("examples", "example"):
-            if key in schema:
-                return schema[key][0] if key == "examples" else schema[key]
+        if "examples" in schema:
+            return schema["examples"][0]
+        if "example" in schema:
+            return schema["example"]
         if any(each.get("type") == "null" for each in schema.get("anyOf", ())):
             return None
         schema = self._resolved(schema)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from support.browser import browser
-from support.mlflow_server import start_mlflow
+from support.mlflow_server import RealMlflow
 from support.real_ollama import RealOllama
 from support.scripted_mlflow import ScriptedMlflow
 from support.shared_airflow import airflow, airflow_mlflow_url, scripted_ollama, worker_home
@@ -116,7 +116,7 @@ def mlflow_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def real_mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real MLflow server, for tests of MLflow itself and of the whole product."""
-    with start_mlflow(tmp_path_factory.mktemp("mlflow")) as server:
+    with RealMlflow(tmp_path_factory.mktemp("mlflow")) as server:
         yield server.url
 
 

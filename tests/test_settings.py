@@ -146,10 +146,10 @@ def test_any_ollama_host_is_parsed_or_refused(host: str) -> None:
 INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
 
 
-def public_link(tmp_path: Path, url: str, public: str) -> str | None:
+def public_url_of(tmp_path: Path, url: str, public: str) -> str | None:
     """Return the address for links to a server when MLflow has a public address."""
     variables = {"MLFLOW_TRACKING_URI": INSIDE, "TIPBENCH_MLFLOW_PUBLIC_URL": public}
-    return load_settings(variables, tmp_path).mlflow.pages_of(url)
+    return load_settings(variables, tmp_path).mlflow.public_url_of(url)
 
 
 def test_an_error_about_a_setting_names_the_file_of_its_value(tmp_path: Path) -> None:
@@ -161,15 +161,15 @@ def test_an_error_about_a_setting_names_the_file_of_its_value(tmp_path: Path) ->
 
 
 def test_links_use_the_public_address_of_the_configured_mlflow_only(tmp_path: Path) -> None:
-    assert public_link(tmp_path, f"{INSIDE}/", OUTSIDE) == OUTSIDE
-    assert public_link(tmp_path, "http://another:5000", OUTSIDE) is None
-    assert public_link(tmp_path, INSIDE, "") is None
+    assert public_url_of(tmp_path, f"{INSIDE}/", OUTSIDE) == OUTSIDE
+    assert public_url_of(tmp_path, "http://another:5000", OUTSIDE) is None
+    assert public_url_of(tmp_path, INSIDE, "") is None
 
 
 @pytest.mark.parametrize("public", ["javascript:alert(1)", "mlflow.example", "https://anna:secret@mlflow.example"])
 def test_an_invalid_public_address_is_refused_without_its_login(tmp_path: Path, public: str) -> None:
     with pytest.raises(UsageError, match="mlflow_public_url takes a web address without a login") as caught:
-        public_link(tmp_path, INSIDE, public)
+        public_url_of(tmp_path, INSIDE, public)
     assert "secret" not in str(caught.value)
 
 

@@ -149,9 +149,8 @@ def _create_client(
 
 def _origin(url: str) -> str:
     """Return only scheme, host and port of a URL, because its path may be secret, as in a webhook URL."""
-    parts = urlsplit(url)
-    _, _, host_and_port = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{host_and_port}"
+    parts = urlsplit(strip_login(url))
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _describe_proxies() -> str:

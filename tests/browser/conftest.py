@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.panel_pages import Shown, Visit, furnished_panel, hostile_panel
+from support.panel_pages import FurnishedPanel, Visit, furnished_panel, hostile_panel
 from support.panel_site import fixed_draws
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FurnishedPanel]:
     """A panel with content on every page."""
     with furnished_panel(_folder(tmp_path_factory, "plain")) as shown:
         yield shown
 
 
 @pytest.fixture(scope="session")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FurnishedPanel]:
     """The same content with hostile texts."""
     with hostile_panel(_folder(tmp_path_factory, "hostile")) as shown:
         yield shown

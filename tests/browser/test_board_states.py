@@ -11,7 +11,7 @@ import pytest
 
 from support.accessibility import faults, load_faults
 from support.board_states import PREFIX, board_states
-from support.panel_pages import Sight, Visit
+from support.panel_pages import PageView, Visit
 from support.panel_site import Site, panel_site
 from tipbench.web.panel.matrix import PHONE_PAIRS
 
@@ -54,94 +54,94 @@ def board_of(state: str) -> str:
 @pytest.mark.parametrize("state", STATES)
 def test_each_state_has_its_card_and_next_step(visit: Visit, site: Site, axe: Axe, pictures: Path, state: str) -> None:
     title, offers = STATES[state]
-    sight = visit(site, width=1024)
-    assert list(load_faults(sight, board_of(state))) == []
-    card = sight.page.locator(".summary-card")
+    view = visit(site, width=1024)
+    assert list(load_faults(view, board_of(state))) == []
+    card = view.page.locator(".summary-card")
     assert card.get_by_role("heading").inner_text().startswith(title)
     assert card.locator(".summary-next").inner_text().startswith("Next: ")
-    text = sight.page.locator("main").inner_text()
+    text = view.page.locator("main").inner_text()
     assert [offer for offer in offers if offer not in text] == []
     for width, scheme in ((1360, "light"), (1024, "dark"), (360, "light")):
-        sight.page.set_viewport_size({"width": width, "height": 900})
-        sight.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        sight.page.screenshot(path=pictures / f"{state}-{width}-{scheme}.png", full_page=True)
-        assert sight.scrolls_sideways() is None
-    assert list(faults(axe, sight, both=state == "decided")) == []
-    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
+        view.page.set_viewport_size({"width": width, "height": 900})
+        view.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        view.page.screenshot(path=pictures / f"{state}-{width}-{scheme}.png", full_page=True)
+        assert view.scrolls_sideways() is None
+    assert list(faults(axe, view, narrow_too=state == "decided")) == []
+    assert (view.outside, view.console, view.missing) == ([], [], [])
 
 
 def test_no_match_has_its_page_with_a_way_back(visit: Visit, site: Site, axe: Axe) -> None:
-    sight = visit(site)
-    sight.go(f"{board_of('decided')}?where=params.persona%3Dnobody")
-    assert sight.page.get_by_role("heading", name="Nothing matches these filters").is_visible()
-    assert list(faults(axe, sight)) == []
-    sight.page.get_by_role("link", name="Remove all filters").click()
-    sight.page.get_by_role("heading", name="Use large:3b/v1").wait_for()
+    view = visit(site)
+    view.go(f"{board_of('decided')}?where=params.persona%3Dnobody")
+    assert view.page.get_by_role("heading", name="Nothing matches these filters").is_visible()
+    assert list(faults(axe, view)) == []
+    view.page.get_by_role("link", name="Remove all filters").click()
+    view.page.get_by_role("heading", name="Use large:3b/v1").wait_for()
 
 
 @pytest.mark.parametrize(("state", "pairs", "scenarios"), [("large", 15, 32), ("wide", 60, 32)])
 def test_large_boards_stay_small_and_whole(
     visit: Visit, site: Site, axe: Axe, pictures: Path, state: str, pairs: int, scenarios: int
 ) -> None:
-    sight = visit(site, width=1360)
+    view = visit(site, width=1360)
     for path in (board_of(state), f"{board_of(state)}/scenarios"):
-        assert list(load_faults(sight, path)) == []
-        sight.page.screenshot(path=pictures / f"{state}-{path.rpartition('/')[2]}.png", full_page=True)
-        assert list(faults(axe, sight)) == []
-    assert sight.page.locator(".matrix tbody tr").count() == scenarios
-    assert sight.page.locator(".matrix thead th.pair").count() == pairs
+        assert list(load_faults(view, path)) == []
+        view.page.screenshot(path=pictures / f"{state}-{path.rpartition('/')[2]}.png", full_page=True)
+        assert list(faults(axe, view)) == []
+    assert view.page.locator(".matrix tbody tr").count() == scenarios
+    assert view.page.locator(".matrix thead th.pair").count() == pairs
 
 
 def test_on_a_phone_the_matrix_is_a_list_that_does_not_scroll_sideways(visit: Visit, site: Site, axe: Axe) -> None:
-    sight = visit(site, width=360)
-    assert list(load_faults(sight, f"{board_of('large')}/scenarios")) == []
-    box = sight.page.locator(".matrix")
+    view = visit(site, width=360)
+    assert list(load_faults(view, f"{board_of('large')}/scenarios")) == []
+    box = view.page.locator(".matrix")
     assert box.evaluate("each => each.scrollWidth <= each.clientWidth")
-    row = sight.page.locator(".matrix tbody tr").first
+    row = view.page.locator(".matrix tbody tr").first
     assert "all 15 answers" in row.locator("th").inner_text()
     assert row.locator("td a:visible").count() == PHONE_PAIRS
-    assert list(faults(axe, sight)) == []
+    assert list(faults(axe, view)) == []
 
 
 def test_the_answers_to_a_scenario_have_an_address(visit: Visit, site: Site, axe: Axe) -> None:
-    sight = visit(site)
-    sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
-    scenario = sight.page.locator(".matrix tbody th").nth(2).inner_text()
-    sight.page.locator(".matrix tbody tr").nth(2).locator("td a").nth(1).click()
-    sight.page.get_by_role("heading", name=scenario).wait_for()
-    sight.page.wait_for_load_state()
-    assert sight.page.locator(".side:target").get_attribute("id") == "a1"
-    assert list(faults(axe, sight)) == []
+    view = visit(site)
+    view.page.goto(f"{site.url}{board_of('decided')}/scenarios")
+    scenario = view.page.locator(".matrix tbody th").nth(2).inner_text()
+    view.page.locator(".matrix tbody tr").nth(2).locator("td a").nth(1).click()
+    view.page.get_by_role("heading", name=scenario).wait_for()
+    view.page.wait_for_load_state()
+    assert view.page.locator(".side:target").get_attribute("id") == "a1"
+    assert list(faults(axe, view)) == []
     again = visit(site)
-    again.page.goto(sight.page.url)
+    again.page.goto(view.page.url)
     assert again.page.locator("article.answer").count() == 6
 
 
 def test_the_matrix_is_one_stop_for_the_tab_key_and_moves_with_arrows(visit: Visit, site: Site) -> None:
-    sight = visit(site)
-    sight.page.goto(f"{site.url}{board_of('decided')}/scenarios")
-    sight.page.locator(".matrix tbody a").first.focus()
+    view = visit(site)
+    view.page.goto(f"{site.url}{board_of('decided')}/scenarios")
+    view.page.locator(".matrix tbody a").first.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        sight.page.keyboard.press(key)
+        view.page.keyboard.press(key)
     place = "[document.activeElement.closest('tr').rowIndex, document.activeElement.closest('td, th').cellIndex]"
-    assert sight.page.evaluate(place) == [2, 3]  # the mean has no link and is passed over
+    assert view.page.evaluate(place) == [2, 3]  # the mean has no link and is passed over
     stops = "[...document.querySelectorAll('.matrix tbody a')].filter(each => each.tabIndex === 0).length"
-    assert sight.page.evaluate(stops) == 1
-    sight.page.keyboard.press("Enter")
-    sight.page.wait_for_url("**/scenarios?scenario=*#a1")
+    assert view.page.evaluate(stops) == 1
+    view.page.keyboard.press("Enter")
+    view.page.wait_for_url("**/scenarios?scenario=*#a1")
 
 
 @dataclass
 class Hand:
     """Uses pages by keyboard only or by touch only, and counts the clicks."""
 
-    sight: Sight
+    view: PageView
     touch: bool
     clicks: int = 0
 
     @property
     def page(self) -> Page:
-        return self.sight.page
+        return self.view.page
 
     def use(self, target: Locator, *, text: str | None = None) -> None:
         """Activate a link or button, or type `text` into a field."""
@@ -162,7 +162,7 @@ class Hand:
 
     def open_board(self, state: str) -> None:
         """Open a board from the list of experiments and start counting clicks."""
-        self.page.goto(self.sight.origin)
+        self.page.goto(self.view.origin)
         self.use(self.page.get_by_role("link", name=PREFIX + state, exact=True))
         self.page.wait_for_url(f"**{board_of(state)}")
         self.clicks = 0
@@ -221,19 +221,19 @@ def test_a_decision_takes_three_clicks_and_is_shown_on_the_board(hand: Hand) -> 
 
 
 def test_on_a_phone_a_row_opens_for_the_rest_and_sorting_keeps_the_place(visit: Visit, site: Site) -> None:
-    sight = visit(site, width=360)
-    sight.page.goto(site.url + board_of("large"))
-    row = sight.page.locator(".standings tbody tr").nth(3)
+    view = visit(site, width=360)
+    view.page.goto(site.url + board_of("large"))
+    row = view.page.locator(".standings tbody tr").nth(3)
     shown = "row => [...row.querySelectorAll('td')].filter(each => each.offsetParent).map(each => each.dataset.label)"
     assert row.evaluate(shown) == ["rank", "composite", "standing"]
     row.get_by_label("More of").check()
     assert {"P(best)", "latency", "tone", "tokens/s"} <= set(row.evaluate(shown))
-    sight.page.set_viewport_size({"width": 1360, "height": 900})
-    head = sight.page.get_by_role("columnheader", name="composite").get_by_role("link")
+    view.page.set_viewport_size({"width": 1360, "height": 900})
+    head = view.page.get_by_role("columnheader", name="composite").get_by_role("link")
     # The place at the click itself: the wider page may still be laid out, and a click scrolls to its link.
-    sight.page.evaluate("addEventListener('click', () => sessionStorage.setItem('clicked', scrollY), true)")
-    with sight.page.expect_navigation():
+    view.page.evaluate("addEventListener('click', () => sessionStorage.setItem('clicked', scrollY), true)")
+    with view.page.expect_navigation():
         head.click()
-    before, after = sight.page.evaluate("[Number(sessionStorage.getItem('clicked')), scrollY]")
+    before, after = view.page.evaluate("[Number(sessionStorage.getItem('clicked')), scrollY]")
     assert before > 0
     assert abs(after - before) < 3

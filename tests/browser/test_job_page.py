@@ -50,9 +50,9 @@ def fill(page: Page, models: Sequence[str], name: str, **numbers: int) -> None:
 
 
 def open_form(site: Site, visit: Visit, **more: Any) -> Page:
-    sight = visit(site, **more)
-    sight.page.goto(f"{site.url}/run")
-    return sight.page
+    view = visit(site, **more)
+    view.page.goto(f"{site.url}/run")
+    return view.page
 
 
 def wait_ended(page: Page) -> None:
@@ -185,9 +185,9 @@ def test_no_page_scrolls_sideways(tmp_path: Path, visit: Visit) -> None:
     messages = (events.Message(name * 5), events.Failure(name))
     story: list[events.Event] = [events.Started("1"), events.BlockStarted(name, 4), *messages]
     with paper_site(tmp_path / "home", story) as (site, job):
-        sight = visit(site)
+        view = visit(site)
         for path in ("/run", "/jobs", f"/jobs/{job.id}"):
-            assert sight.go(path) == 200
+            assert view.go(path) == 200
             for width in (NARROW, 700, 1280):
-                sight.page.set_viewport_size({"width": width, "height": 900})
-                assert sight.page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+                view.page.set_viewport_size({"width": width, "height": 900})
+                assert view.page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)

@@ -55,16 +55,16 @@ def finished_and_held(at: BatchPage) -> None:
 
 
 def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: JudgingSite, visit: Visit) -> None:
-    sight = visit(own.site, "judge")
-    page = sight.page
+    view = visit(own.site, "judge")
+    page = view.page
     page.goto(f"{own.site.url}/judge?experiment={own.driver.experiment.name}")
     page.get_by_role("button", name="Start judging").press("Enter")
     page.wait_for_url("**/judge/batches/*")
-    at = BatchPage(sight, page.url.rpartition("/")[2].partition("#")[0])
+    at = BatchPage(view, page.url.rpartition("/")[2].partition("#")[0])
     at.ready()
     filled = fill(own.judging(at.sheet))["items"]
     for number, item in enumerate(filled, start=1):
-        at.on(number)
+        at.wait_for_item(number)
         at.score(item)
         at.press("Control+Enter")
     page.get_by_role("heading", name="All items done").wait_for()
@@ -80,7 +80,7 @@ def test_a_batch_of_forty_is_judged_by_keyboard_alone(own: JudgingSite, visit: V
     assert kept.status is SheetStatus.APPLIED
     given = {item["item"]: [tip["scores"] for tip in item["tips"]] for item in filled}
     assert {score.item: [dict(tip.scores) for tip in score.tips] for score in kept.scores.values()} == given
-    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
+    assert (view.outside, view.console, view.missing) == ([], [], [])
 
 
 def test_a_held_batch_is_revised_and_then_accepted_by_an_admin(own: JudgingSite, visit: Visit) -> None:
@@ -121,7 +121,7 @@ def test_a_batch_may_be_finished_early_and_continued(own: JudgingSite, visit: Vi
     at.page.get_by_text("Too few scores to compare").wait_for()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
-    at.on(2)
+    at.wait_for_item(2)
     assert at.scores()[:2] == [4, None]
 
 
@@ -161,7 +161,7 @@ def test_what_is_missing_is_shown_instead_of_submitted(at: BatchPage) -> None:
     assert at.number == 1
     assert at.page.locator(".message").inner_text() == "One score is missing."
     at.press("5", "Control+Enter")
-    at.on(2)
+    at.wait_for_item(2)
 
 
 def test_items_are_changed_by_letters_and_by_page_keys(at: BatchPage) -> None:
@@ -206,7 +206,7 @@ def test_an_item_is_skipped_with_a_reason_and_taken_up_again(judging: JudgingSit
     assert at.page.locator("#skip-dialog").is_visible()
     at.page.keyboard.type("not a language I read")
     at.press("Enter")
-    at.on(2)
+    at.wait_for_item(2)
     assert at.mark(1) == "skipped"
     at.press("k")
     at.expect_state("Skipped")
@@ -280,11 +280,11 @@ def test_model_output_is_plain_text_on_the_page(tmp_path: Path, visit: Visit) ->
         at = open_batch_page(visit, judging.site, judging.open())
         items = judging.whole(at.sheet)["items"]
         for _ in items:
-            assert at.sight.planted() == []
-            assert at.sight.scrolls_sideways() is None
+            assert at.view.planted() == []
+            assert at.view.scrolls_sideways() is None
             at.press("j")
         assert len(items) > 10
-        assert (at.sight.outside, at.sight.console, at.sight.missing) == ([], [], [])
+        assert (at.view.outside, at.view.console, at.view.missing) == ([], [], [])
 
 
 def test_duels_are_judged_by_one_key_each(own: JudgingSite, visit: Visit) -> None:
@@ -300,7 +300,7 @@ def test_duels_are_judged_by_one_key_each(own: JudgingSite, visit: Visit) -> Non
     at.page.get_by_role("heading", name="Batch finished").wait_for()
     answers = [item["answer"]["winner"] for item in own.whole(sheet)["items"]]
     assert answers == ["a", "b", "b", *"a" * (size - 3)]
-    assert (at.sight.outside, at.sight.console, at.sight.missing) == ([], [], [])
+    assert (at.view.outside, at.view.console, at.view.missing) == ([], [], [])
 
 
 def test_without_javascript_the_page_offers_judging_by_file(judging: JudgingSite, visit: Visit) -> None:

@@ -60,25 +60,25 @@ def test_a_reload_in_the_middle_of_a_draft_loses_nothing(judging: JudgingSite, a
     at.press("j", "3", "4", "5", "2")
     at.page.reload()  # at once: not even a request is out
     at.ready()
-    at.on(2)
+    at.wait_for_item(2)
     assert at.scores()[:5] == [3, 4, 5, 2, None]
     at.expect_state("Draft saved")
     assert judging.answer(at.sheet, 2)["tips"][1]["scores"]["relevance"] == 2
-    assert at.kept_here() == 0
+    assert at.n_unsent() == 0
 
 
 def test_without_a_connection_judging_continues(judging: JudgingSite, at: BatchPage) -> None:
     at.page.context.set_offline(True)
     at.press(*"333333333", "Control+Enter")
     at.page.get_by_text("The panel is unreachable").wait_for()
-    at.on(2)
+    at.wait_for_item(2)
     at.press("4", "4")
     at.expect_state("saved in this browser")
-    assert (at.mark(1), at.kept_here()) == ("submitted", 2)
+    assert (at.mark(1), at.n_unsent()) == ("submitted", 2)
     at.page.context.set_offline(False)
     at.expect_state("Draft saved")
     at.page.get_by_text("The panel is unreachable").wait_for(state="hidden")
-    assert (judging.answer(at.sheet, 1)["state"], at.kept_here()) == ("submitted", 0)
+    assert (judging.answer(at.sheet, 1)["state"], at.n_unsent()) == ("submitted", 0)
 
 
 def test_a_batch_is_not_finished_while_something_is_unsaved(judging: JudgingSite, at: BatchPage) -> None:
@@ -140,7 +140,7 @@ def test_two_devices_do_not_overwrite_each_other(judging: JudgingSite, at: Batch
 def conflict(at: BatchPage, other: BatchPage, number: int) -> None:
     """Two devices score the same item."""
     for each, score, state in ((other, "2", "Draft saved"), (at, "5", "Conflict")):
-        each.on(number)
+        each.wait_for_item(number)
         each.press(score)
         each.expect_state(state)
 
@@ -169,7 +169,7 @@ def test_unsent_answers_of_a_closed_tab_are_sent_by_the_next(judging: JudgingSit
     page = at.page.context.new_page()
     at.page.close()
     page.context.set_offline(False)
-    at.sight.page = page
+    at.view.page = page
     page.goto(f"{judging.site.url}/judge/batches/{at.sheet}")
     at.ready()
     at.expect_state("Draft saved")
@@ -183,7 +183,7 @@ def test_an_ended_session_is_shown_and_nothing_is_lost(judging: JudgingSite, at:
             tokens.revoke(token.id)
     at.press("4")
     at.page.get_by_text("Your session has ended").wait_for()
-    assert (at.kept_here(), at.save_state) == (1, "!\nSession ended: saved in this browser")
+    assert (at.n_unsent(), at.save_state) == (1, "!\nSession ended: saved in this browser")
 
 
 def test_a_batch_closed_on_another_device_is_reported(own: JudgingSite, visit: Visit) -> None:
@@ -198,7 +198,7 @@ def test_a_batch_closed_on_another_device_is_reported(own: JudgingSite, visit: V
     at.page.get_by_role("button", name="Reload the page").click()
     at.page.get_by_role("button", name="Reopen this one").click()
     at.ready()
-    at.on(2)
+    at.wait_for_item(2)
     at.expect_state("Draft saved")
     assert own.answer(at.sheet, 2)["tips"][0]["scores"]["relevance"] == 5
 

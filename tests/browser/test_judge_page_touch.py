@@ -51,7 +51,7 @@ def test_an_item_is_judged_by_touch_alone(judging: JudgingSite, phone: BatchPage
         groups.nth(at).get_by_role("radio").nth(at % 5).tap()
     assert phone.scores() == [at % 5 + 1 for at in range(groups.count())]
     phone.page.locator(".submit").tap()
-    phone.on(number + 1)
+    phone.wait_for_item(number + 1)
     phone.page.locator(".queue-item").nth(number - 1).tap()
     phone.expect_state("Submitted")
     assert judging.answer(phone.sheet, number)["state"] == "submitted"
@@ -92,7 +92,7 @@ def test_skipping_by_touch_takes_a_ready_reason(judging: JudgingSite, phone: Bat
     phone.page.get_by_role("button", name="Skip").tap()
     phone.page.get_by_role("button", name="The text is garbled").tap()
     phone.page.get_by_role("button", name="Skip", exact=True).tap()
-    phone.on(number + 1)
+    phone.wait_for_item(number + 1)
     assert phone.mark(number) == "skipped"
 
 
@@ -112,8 +112,8 @@ def test_nothing_jumps_while_scores_come_in(judging: JudgingSite, visit: Visit, 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, visit: Visit, width: int) -> None:
-    sight = visit(judging.site, "judge", width=width)
-    assert list(load_faults(sight, f"/judge/batches/{judging.open()}", until="#desk:not([hidden])")) == []
+    view = visit(judging.site, "judge", width=width)
+    assert list(load_faults(view, f"/judge/batches/{judging.open()}", until="#desk:not([hidden])")) == []
 
 
 # every look
@@ -122,13 +122,13 @@ def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, vis
 def test_the_page_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
     at = open_batch_page(visit, judging.site, judging.open())
     at.press("3", "4", "f", "o")
-    wrong = [f"batch {fault}" for fault in faults(axe, at.sight, both=True)]
+    wrong = [f"batch {fault}" for fault in faults(axe, at.view, narrow_too=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
         at.press(key)
-        wrong += [f"{name} {fault}" for fault in faults(axe, at.sight)]
+        wrong += [f"{name} {fault}" for fault in faults(axe, at.view)]
         at.press("Escape")
     at.page.get_by_role("button", name="Finish batch…").click()
-    wrong += [f"finish {fault}" for fault in faults(axe, at.sight)]
+    wrong += [f"finish {fault}" for fault in faults(axe, at.view)]
     assert wrong == []
 
 
@@ -139,7 +139,7 @@ def test_a_conflict_has_no_violation(judging: JudgingSite, visit: Visit, axe: Ax
         each.page.locator(".queue-item").nth(9).click()
         each.press(digit)
         each.expect_state("Draft saved" if each is other else "Conflict")
-    assert list(faults(axe, at.sight)) == []
+    assert list(faults(axe, at.view)) == []
 
 
 @pytest.mark.parametrize("width", [360, 1024])
@@ -168,7 +168,7 @@ def test_duels_have_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None
         judging.driver.judged_by("anna", everything=True)
         at = open_batch_page(visit, judging.site, judging.open(Kind.DUEL, limit=4))
         at.press("a", "k")
-        assert list(faults(axe, at.sight)) == []
+        assert list(faults(axe, at.view)) == []
 
 
 def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
@@ -179,7 +179,7 @@ def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: 
         at.page.get_by_role("button", name="Finish batch…").click()
         at.finish()
         at.page.get_by_role("heading", name="Not counted yet").wait_for()
-        wrong = list(faults(axe, at.sight))
-        at.sight.go(f"/judge?experiment={judging.driver.experiment.name}")
-        wrong += faults(axe, at.sight)
+        wrong = list(faults(axe, at.view))
+        at.view.go(f"/judge?experiment={judging.driver.experiment.name}")
+        wrong += faults(axe, at.view)
         assert wrong == []

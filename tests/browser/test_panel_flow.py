@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.judging import fill
-from support.panel_pages import Sight, Visit
+from support.panel_pages import PageView, Visit
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from web.panel_process import PanelProcess
@@ -36,21 +36,21 @@ def panel(home: Path, weights_home: Path, mlflow_url: str) -> Iterator[PanelProc
 
 
 @pytest.fixture
-def sight(panel: PanelProcess, visit: Visit) -> Sight:
+def view(panel: PanelProcess, visit: Visit) -> PageView:
     return visit.anonymous(str(panel.client.base_url).rstrip("/"), accept_downloads=True)
 
 
-def test_from_login_to_logout(panel: PanelProcess, sight: Sight, mlflow_url: str, tmp_path: Path) -> None:
-    page, experiment = sight.page, f"tip-bench-flow-{uuid.uuid4().hex[:8]}"
-    log_in(page, sight.origin)
+def test_from_login_to_logout(panel: PanelProcess, view: PageView, mlflow_url: str, tmp_path: Path) -> None:
+    page, experiment = view.page, f"tip-bench-flow-{uuid.uuid4().hex[:8]}"
+    log_in(page, view.origin)
     start_run(page, experiment, models=(EMBEDDED, TEMPLATE), scenarios=2, tokens=48)
     watch_to_the_end(page, cells=4)
     cancel_one(page, f"{experiment}-long")
     sheet = export_sheet(page, experiment)
     import_sheet(page, filled_file(mlflow_url, experiment, sheet, tmp_path))
     read_the_board(page, experiment)
-    log_out(page, sight.origin)
-    assert (sight.outside, sight.console, sight.missing) == ([], [], [])
+    log_out(page, view.origin)
+    assert (view.outside, view.console, view.missing) == ([], [], [])
     assert "Traceback" not in panel.stderr
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.accessibility import NARROW, WIDE
 from support.hostile import HOSTILE, hostile_names
-from support.panel_pages import Shown, Sight, Visit, after_forms, shown_as_text
+from support.panel_pages import FurnishedPanel, PageView, Visit, after_forms, shown_as_text
 from tipbench.plan.collect_config import EXPERIMENT_PREFIX
 
 if TYPE_CHECKING:
@@ -27,50 +27,50 @@ SENT = (
 )
 
 
-def harm(sight: Sight) -> list[str]:
+def harm(view: PageView) -> list[str]:
     """Return everything forbidden that a page has done."""
     return [
-        *(f"requested {url}" for url in sight.outside),
-        *(f"logged {line}" for line in sight.console),
-        *(f"broken {url}" for url in sight.missing),
-        *(f"planted {element}" for element in sight.planted()),
+        *(f"requested {url}" for url in view.outside),
+        *(f"logged {line}" for line in view.console),
+        *(f"broken {url}" for url in view.missing),
+        *(f"planted {element}" for element in view.planted()),
     ]
 
 
-def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: Shown) -> None:
+def test_what_a_page_runs_or_requests_is_detected(visit: Visit, hostile: FurnishedPanel) -> None:
     """The detection sees both what the content security policy blocks and what it does not."""
-    sight = visit(hostile.site)
-    sight.go("/jobs")
+    view = visit(hostile.site)
+    view.go("/jobs")
     planted = json.dumps(HOSTILE["image that fails"] + HOSTILE["stylesheet"])
-    with sight.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
-        sight.page.evaluate(f"document.querySelector('main').insertAdjacentHTML('beforeend', {planted})")
-    noticed = harm(sight)
+    with view.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
+        view.page.evaluate(f"document.querySelector('main').insertAdjacentHTML('beforeend', {planted})")
+    noticed = harm(view)
     assert sum(each.startswith("planted") for each in noticed) == 2
     assert any("Content Security Policy" in each for each in noticed)
     assert not any(each.startswith("logged dialog") for each in noticed)
 
 
-def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, hostile: Shown) -> None:
-    sight = visit(hostile.site)
+def test_no_page_runs_requests_or_is_stretched_by_what_it_shows(visit: Visit, hostile: FurnishedPanel) -> None:
+    view = visit(hostile.site)
     found, known = [], ("logged Failed to load resource: the server responded with a status of 404",)
     for name, path in hostile.pages.items():
-        status = sight.go(path)
+        status = view.go(path)
         assert status in (200, 404), (name, status)
-        sight.page.evaluate(WAKE)
-        found += [f"{name}: {each}" for each in harm(sight) if status == 200 or not each.startswith(known)]
-        sight.forget()
+        view.page.evaluate(WAKE)
+        found += [f"{name}: {each}" for each in harm(view) if status == 200 or not each.startswith(known)]
+        view.forget()
         for width in (NARROW, 700, WIDE):
-            sight.page.set_viewport_size({"width": width, "height": 900})
-            found += [f"{name}: {out}" for out in [sight.scrolls_sideways()] if out]
+            view.page.set_viewport_size({"width": width, "height": 900})
+            found += [f"{name}: {out}" for out in [view.scrolls_sideways()] if out]
     assert found == []
 
 
-def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: Shown, tmp_path: Path) -> None:
-    sight = visit(hostile.site)
+def test_values_of_a_submitted_form_are_text(visit: Visit, hostile: FurnishedPanel, tmp_path: Path) -> None:
+    view = visit(hostile.site)
     found = []
-    for name in after_forms(sight, hostile, tmp_path):
-        found += [f"{name}: {each}" for each in harm(sight) if "status of 4" not in each and not _refused(each)]
-        sight.forget()
+    for name in after_forms(view, hostile, tmp_path):
+        found += [f"{name}: {each}" for each in harm(view) if "status of 4" not in each and not _refused(each)]
+        view.forget()
     assert found == []
 
 
@@ -80,8 +80,8 @@ def _refused(line: str) -> bool:
 
 
 @pytest.mark.parametrize("given", SENT, ids=["markup", "end of the text area", "javascript address"])
-def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) -> None:
-    sight = visit(hostile.site)
+def test_values_of_the_url_are_text(visit: Visit, hostile: FurnishedPanel, given: str) -> None:
+    view = visit(hostile.site)
     here = hostile.pages["leaderboard"]
     pages = {
         "/": {"q": given}, "/login": {"next": f"/{given}"}, "/run": {"models": given, "experiment": given},
@@ -90,15 +90,15 @@ def test_values_of_the_url_are_text(visit: Visit, hostile: Shown, given: str) ->
         here: {"judge": given[:60], "where": f"x={given}"}, f"{here}/pairs": {"model": given, "prompt": given},
     }  # fmt: skip
     for path, query in pages.items():
-        status = sight.go(f"{path}?{urlencode(query)}")
+        status = view.go(f"{path}?{urlencode(query)}")
         assert status < 500, path
         missing = ("logged Failed to load resource: the server responded with a status of 4", "broken 404")
-        assert [each for each in harm(sight) if not each.startswith(missing)] == [], path
-        sight.forget()
+        assert [each for each in harm(view) if not each.startswith(missing)] == [], path
+        view.forget()
 
 
-def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Shown) -> None:
-    sight = visit(hostile.site)
+def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: FurnishedPanel) -> None:
+    view = visit(hostile.site)
     driver = hostile.content.driver
     wanted = {(place, printed(text)) for place in ("tip", "rationale", "note") for text in HOSTILE.values()}
     for run_id, scores in driver.scores().items():
@@ -108,12 +108,12 @@ def test_tips_rationales_and_notes_are_shown_exactly(visit: Visit, hostile: Show
         there |= {("note", printed(note)): note for note in notes}
         new = wanted & there.keys()
         if new:
-            assert sight.go(f"{hostile.pages['runs']}/{run_id}") == 200
-            page = sight.text()
+            assert view.go(f"{hostile.pages['runs']}/{run_id}") == 200
+            page = view.text()
             assert [key for key in new if not shown_as_text(there[key], page)] == []
             wanted -= new
     assert wanted == set()
-    assert harm(sight) == []
+    assert harm(view) == []
 
 
 def printed(text: str) -> str:
@@ -121,45 +121,45 @@ def printed(text: str) -> str:
     return "".join(each for each in text[:3900] if each.isprintable()).strip()
 
 
-def test_every_name_in_a_list_is_shown_as_it_is(visit: Visit, hostile: Shown) -> None:
-    sight = visit(hostile.site)
+def test_every_name_in_a_list_is_shown_as_it_is(visit: Visit, hostile: FurnishedPanel) -> None:
+    view = visit(hostile.site)
     experiments = tuple(EXPERIMENT_PREFIX + name for name in hostile_names(180))
-    assert _missing(sight, hostile.pages["experiments"], experiments) == []
-    assert _missing(sight, hostile.pages["settings"], hostile_names(60)) == []
-    assert _missing(sight, f"{hostile.pages['runs']}?limit=200", hostile_names(190)) == []
-    assert _missing(sight, f"{hostile.pages['refused models']}&limit=200", hostile_names(60)) == []
-    assert harm(sight) == []
+    assert _missing(view, hostile.pages["experiments"], experiments) == []
+    assert _missing(view, hostile.pages["settings"], hostile_names(60)) == []
+    assert _missing(view, f"{hostile.pages['runs']}?limit=200", hostile_names(190)) == []
+    assert _missing(view, f"{hostile.pages['refused models']}&limit=200", hostile_names(60)) == []
+    assert harm(view) == []
 
 
-def _missing(sight: Sight, path: str, names: tuple[str, ...]) -> list[str]:
+def _missing(view: PageView, path: str, names: tuple[str, ...]) -> list[str]:
     """Return the names that no page of a list shows."""
     left, pages = list(names), 0
     while left and pages < 10:
-        assert sight.go(path) == 200
-        text = sight.text()
+        assert view.go(path) == 200
+        text = view.text()
         left, pages = [name for name in left if not shown_as_text(name, text)], pages + 1
-        following = sight.page.locator("a[href*='next=']").last
+        following = view.page.locator("a[href*='next=']").last
         if following.count() == 0:
             break
         path = str(following.get_attribute("href"))
     return left
 
 
-def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: Shown) -> None:
-    sight = visit(hostile.site)
-    sight.go(hostile.pages["leaderboard"])
-    charts = sight.page.locator("picture img, picture source").evaluate_all(
+def test_a_chart_opened_by_itself_runs_nothing(visit: Visit, hostile: FurnishedPanel) -> None:
+    view = visit(hostile.site)
+    view.go(hostile.pages["leaderboard"])
+    charts = view.page.locator("picture img, picture source").evaluate_all(
         "found => found.map(each => each.getAttribute('src') || each.getAttribute('srcset').split(' ')[0])"
     )
     assert len(charts) >= 2
     for chart in charts:
-        assert sight.go(str(chart)) == 200
-        assert sight.page.evaluate("document.querySelectorAll('script, foreignObject, [onload]').length") == 0
-    assert sight.console == []
-    assert sight.outside == []
+        assert view.go(str(chart)) == 200
+        assert view.page.evaluate("document.querySelectorAll('script, foreignObject, [onload]').length") == 0
+    assert view.console == []
+    assert view.outside == []
 
 
-def test_the_report_runs_nothing_either(browser: Browser, hostile: Shown, tmp_path: Path) -> None:
+def test_the_report_runs_nothing_either(browser: Browser, hostile: FurnishedPanel, tmp_path: Path) -> None:
     url = f"{hostile.site.url}/api/bench/leaderboard/{hostile.pages['leaderboard'].removeprefix('/experiments/')}"
     headers = {"Authorization": f"Bearer {hostile.site.admin}"}
     response = httpx.get(f"{url}/report.html", headers=headers, timeout=120, trust_env=False)
@@ -167,14 +167,14 @@ def test_the_report_runs_nothing_either(browser: Browser, hostile: Shown, tmp_pa
     file = tmp_path / "report.html"
     file.write_bytes(response.content)
     context = browser.new_context()
-    sight = Sight(context.new_page(), "")
-    sight.page.on("request", lambda request: sight.outside.append(request.url))
-    sight.listen()
-    sight.page.goto(file.as_uri(), wait_until="networkidle")
-    sight.unfold()
-    text = sight.text()
-    planted = [each for each in sight.planted() if not each.startswith(("<meta", "<g ", "<path ", "<text ", "<svg"))]
+    view = PageView(context.new_page(), "")
+    view.page.on("request", lambda request: view.outside.append(request.url))
+    view.listen()
+    view.page.goto(file.as_uri(), wait_until="networkidle")
+    view.unfold()
+    text = view.text()
+    planted = [each for each in view.planted() if not each.startswith(("<meta", "<g ", "<path ", "<text ", "<svg"))]
     context.close()
     assert [each[:60] for each in HOSTILE.values() if not shown_as_text(each, text)] == []
-    assert (sight.console, planted) == ([], [])
-    assert [url for url in sight.outside if not url.startswith("file:")] == []
+    assert (view.console, planted) == ([], [])
+    assert [url for url in view.outside if not url.startswith("file:")] == []

@@ -23,7 +23,7 @@ NARROW = 360
 
 
 @dataclass
-class Sight:
+class PageView:
     """An open page with its requests and console errors."""
 
     page: Page
@@ -39,7 +39,7 @@ class Sight:
         return [str(name) for name in self.run(script)]
 
 
-Look = Callable[..., Sight]
+Look = Callable[..., PageView]
 
 
 @pytest.fixture(scope="session")
@@ -64,24 +64,24 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def look(browser: Browser, reports: dict[str, Path]) -> Iterator[Look]:
     contexts = []
 
-    def open_page(name: str = "plain", *, width: int = 1200, scheme: Any = "light") -> Sight:
+    def open_page(name: str = "plain", *, width: int = 1200, scheme: Any = "light") -> PageView:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         contexts.append(context)
-        sight = Sight(context.new_page())
+        view = PageView(context.new_page())
 
         def note(route: Route) -> None:
             if route.request.url == reports[name].as_uri():
                 route.continue_()
             else:
-                sight.requests.append(route.request.url)
+                view.requests.append(route.request.url)
                 route.abort()
 
         context.route("**/*", note)
-        sight.page.on("console", lambda message: sight.console.append(message.text))
-        sight.page.on("pageerror", lambda error: sight.console.append(str(error)))
-        sight.page.on("dialog", lambda dialog: sight.console.append(f"dialog: {dialog.message}"))
-        sight.page.goto(reports[name].as_uri())
-        return sight
+        view.page.on("console", lambda message: view.console.append(message.text))
+        view.page.on("pageerror", lambda error: view.console.append(str(error)))
+        view.page.on("dialog", lambda dialog: view.console.append(f"dialog: {dialog.message}"))
+        view.page.goto(reports[name].as_uri())
+        return view
 
     yield open_page
     for context in contexts:
@@ -90,21 +90,21 @@ def look(browser: Browser, reports: dict[str, Path]) -> Iterator[Look]:
 
 @pytest.mark.parametrize("name", ["plain", "gap", "hostile"])
 def test_nothing_leaves_the_page_and_nothing_is_run(look: Look, name: str) -> None:
-    sight = look(name)
-    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
-    sight.page.wait_for_load_state("networkidle")
-    assert sight.requests == []
-    assert sight.console == []
-    assert sight.run("document.scripts.length") == 0
+    view = look(name)
+    view.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    view.page.wait_for_load_state("networkidle")
+    assert view.requests == []
+    assert view.console == []
+    assert view.run("document.scripts.length") == 0
 
 
 def test_a_planted_request_is_blocked(look: Look) -> None:
     """The page's content security policy blocks it."""
-    sight = look()
-    with sight.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
-        sight.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.org/x.png\">')")
-    assert sight.requests == []
-    assert any("Content Security Policy" in line for line in sight.console)
+    view = look()
+    with view.page.expect_console_message(lambda line: "Content Security Policy" in line.text):
+        view.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"https://example.org/x.png\">')")
+    assert view.requests == []
+    assert any("Content Security Policy" in line for line in view.console)
 
 
 @pytest.mark.parametrize(
@@ -113,83 +113,83 @@ def test_a_planted_request_is_blocked(look: Look) -> None:
 def test_the_charts_that_fit_are_shown(
     look: Look, tmp_path: Path, scheme: str, theme: Any, width: int, kind: str
 ) -> None:
-    sight = look(width=width, scheme=scheme)
-    assert sight.shown_charts() == [f"chart {kind} {scheme}"] * 3
+    view = look(width=width, scheme=scheme)
+    assert view.shown_charts() == [f"chart {kind} {scheme}"] * 3
     red, green, blue = (int(theme.background[at : at + 2], 16) for at in (1, 3, 5))
     behind = "getComputedStyle(document.querySelector('.card:has(.chart)')).backgroundColor"
-    assert sight.run(behind) == f"rgb({red}, {green}, {blue})"
+    assert view.run(behind) == f"rgb({red}, {green}, {blue})"
     picture = tmp_path / f"{scheme}-{width}.png"
-    sight.page.screenshot(path=picture, full_page=True)
+    view.page.screenshot(path=picture, full_page=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["gap", "hostile"])
 def test_the_page_never_scrolls_sideways(look: Look, name: str) -> None:
-    sight = look(name)
-    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    view = look(name)
+    view.run("document.querySelectorAll('details').forEach(each => each.open = true)")
     for width in (NARROW, 700, 1200):
-        sight.page.set_viewport_size({"width": width, "height": 800})
-        assert sight.run("document.documentElement.scrollWidth") <= width
+        view.page.set_viewport_size({"width": width, "height": 800})
+        assert view.run("document.documentElement.scrollWidth") <= width
 
 
 def test_at_1024_pixels_no_column_of_the_standings_is_cut_off(look: Look) -> None:
-    sight = look("gap", width=1024)
+    view = look("gap", width=1024)
     overflow = "(box => box.scrollWidth - box.clientWidth)(document.querySelector('.standings'))"
-    assert sight.run(overflow) == 0
-    extra = sight.page.locator(".standings th.extra")
+    assert view.run(overflow) == 0
+    extra = view.page.locator(".standings th.extra")
     assert (extra.count() > 0, extra.first.is_visible()) == (True, False)
-    sight.page.get_by_label("All columns").check()
+    view.page.get_by_label("All columns").check()
     assert extra.first.is_visible()
 
 
 def test_on_a_narrow_page_rows_are_cards_and_still_a_table(look: Look) -> None:
-    sight = look(width=NARROW)
-    assert sight.run("getComputedStyle(document.querySelector('.standings tbody tr')).display") == "grid"
-    table = sight.page.get_by_role("region", name="Standings").get_by_role("table")
+    view = look(width=NARROW)
+    assert view.run("getComputedStyle(document.querySelector('.standings tbody tr')).display") == "grid"
+    table = view.page.get_by_role("region", name="Standings").get_by_role("table")
     assert table.get_by_role("rowheader").count() == 12
 
 
 def test_texts_of_a_narrow_chart_stay_on_it(look: Look) -> None:
-    sight = look("hostile", width=NARROW)
+    view = look("hostile", width=NARROW)
     script = """Math.max(...[...document.querySelectorAll('#forest .narrow.light svg text')]
         .map(each => each.getBoundingClientRect().right))"""
-    assert sight.run(script) <= NARROW
+    assert view.run(script) <= NARROW
 
 
 def test_hovering_over_a_mark_shows_its_values(look: Look) -> None:
-    sight = look()
+    view = look()
     marks = "#forest .wide.light svg [aria-roledescription=point] title"
-    titles = sight.run(f"[...document.querySelectorAll('{marks}')].map(each => each.textContent)")
+    titles = view.run(f"[...document.querySelectorAll('{marks}')].map(each => each.textContent)")
     assert len(titles) == 12
     assert all(re.search(r"composite \d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)", title) for title in titles)
 
 
 def test_answers_open_with_the_keyboard(look: Look) -> None:
-    sight = look()
-    fold = sight.page.locator("#answers details").first
+    view = look()
+    fold = view.page.locator("#answers details").first
     assert not fold.locator("article").first.is_visible()
     fold.locator("summary").focus()
-    sight.page.keyboard.press("Enter")
+    view.page.keyboard.press("Enter")
     fold.locator("article").first.wait_for()
     assert fold.locator("article").count() == 12
 
 
 def test_model_output_is_shown_exactly(look: Look) -> None:
-    sight = look("hostile")
-    sight.run("document.querySelectorAll('details').forEach(each => each.open = true)")
-    tips = sight.page.locator("#answers article").first.locator("li p.tip:first-child").all_inner_texts()
+    view = look("hostile")
+    view.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    tips = view.page.locator("#answers article").first.locator("li p.tip:first-child").all_inner_texts()
     assert tips[0] == "<script>alert(1)</script>"
     assert tips[1] == "\"'><img src=x onerror=alert(2)>"
     assert len(tips[3]) == 10_000
 
 
 def test_the_page_is_printed_in_light_colours(look: Look, tmp_path: Path) -> None:
-    sight = look(scheme="dark")
-    sight.page.emulate_media(media="print")
-    assert sight.shown_charts() == ["chart wide light"] * 3
-    assert sight.run("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    view = look(scheme="dark")
+    view.page.emulate_media(media="print")
+    assert view.shown_charts() == ["chart wide light"] * 3
+    assert view.run("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
     paper = tmp_path / "report.pdf"
-    sight.page.pdf(path=paper, format="A4")
+    view.page.pdf(path=paper, format="A4")
     content = paper.read_bytes()
     assert content.startswith(b"%PDF")
     pages = len(re.findall(rb"/Type\s*/Page\b", content))
@@ -197,6 +197,6 @@ def test_the_page_is_printed_in_light_colours(look: Look, tmp_path: Path) -> Non
 
 
 def test_on_paper_no_table_is_cut_off(look: Look) -> None:
-    sight = look("gap", width=718)  # A4 less its margins
-    sight.page.emulate_media(media="print")
-    assert sight.run("Math.max(...[...document.querySelectorAll('table')].map(e => e.offsetWidth))") <= 718
+    view = look("gap", width=718)  # A4 less its margins
+    view.page.emulate_media(media="print")
+    assert view.run("Math.max(...[...document.querySelectorAll('table')].map(e => e.offsetWidth))") <= 718

@@ -13,7 +13,7 @@ import pytest
 from tipbench.cli.options import open_or_start_mlflow, open_store
 from tipbench.errors import TipbenchError
 from tipbench.settings import Settings, load_settings
-from tipbench.web.deps import MlflowConnection
+from tipbench.web.deps import PanelMlflow
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def write_by_command(settings: Settings, url: str) -> None:
 
 
 def read_by_panel(settings: Settings, url: str) -> None:
-    with MlflowConnection(settings).connected(url) as opened:
+    with PanelMlflow(settings).connected(url) as opened:
         opened.store.experiments()
 
 

@@ -14,7 +14,7 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.generate.template import TemplateEngine
 from tipbench.http import canonical_url
 from tipbench.record.journal import Journal, journal_folder
-from tipbench.record.mlflow import find_tracking
+from tipbench.record.mlflow import find_mlflow
 from tipbench.record.run import NewRun, RunKind
 
 SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
@@ -23,8 +23,8 @@ SMALL = ("--n-scenarios", "2", "--n-tips", "2", "--num-predict", "64")
 @pytest.fixture
 def no_usual_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where nothing answers on MLflow's usual port."""
-    assert find_tracking.__kwdefaults__ is not None
-    monkeypatch.setitem(find_tracking.__kwdefaults__, "usual", ())
+    assert find_mlflow.__kwdefaults__ is not None
+    monkeypatch.setitem(find_mlflow.__kwdefaults__, "usual_urls", ())
 
 
 @pytest.mark.usefixtures("no_usual_mlflow")

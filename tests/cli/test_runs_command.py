@@ -17,7 +17,7 @@ from invoke_command import invoke, refused
 from support.command import tipbench
 from support.mlflow_server import free_port
 from support.scripted_ollama import Fault, ScriptedOllama, tips
-from tipbench.record.mlflow import MlflowStore, find_tracking
+from tipbench.record.mlflow import MlflowStore, find_mlflow
 from tipbench.record.run import NewRun, RunKind
 
 EXPERIMENT = "tip-bench-reading"
@@ -143,8 +143,8 @@ def test_an_unknown_experiment_is_not_enough_data() -> None:
 
 
 def test_nothing_ever_recorded_is_not_enough_data(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    assert find_tracking.__kwdefaults__ is not None
-    monkeypatch.setitem(find_tracking.__kwdefaults__, "usual", ())
+    assert find_mlflow.__kwdefaults__ is not None
+    monkeypatch.setitem(find_mlflow.__kwdefaults__, "usual_urls", ())
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     ended = invoke("experiments")
     assert (ended.code, ended.stdout) == (3, "")

@@ -115,7 +115,7 @@ def test_a_prompt_that_helps_only_one_model_is_flagged_with_that_model() -> None
     effects[2, 1] = 3.0
     found = attributed(planted(effects))
     assert p_of(found.interaction) < 1e-6
-    flagged = {flag.prompt: flag for flag in found.flags}
+    flagged = {each.prompt: each for each in found.model_dependent_prompts}
     assert flagged["v2"].helps == ("c",)
     assert flagged["v2"].hurts == ()
 
@@ -123,13 +123,13 @@ def test_a_prompt_that_helps_only_one_model_is_flagged_with_that_model() -> None
 def test_a_prompt_that_helps_one_model_and_hurts_another_reports_both() -> None:
     effects = NONE.copy()
     effects[0, 2], effects[3, 2] = 3.0, -3.0
-    flagged = {flag.prompt: flag for flag in attributed(planted(effects)).flags}
+    flagged = {each.prompt: each for each in attributed(planted(effects)).model_dependent_prompts}
     assert flagged["v3"].helps == ("a",)
     assert flagged["v3"].hurts == ("d",)
 
 
 def test_without_an_interaction_a_flag_is_raised_in_at_most_one_board_of_twenty() -> None:
-    raised = sum(bool(attributed(planted(PROMPT_V2, seed=seed, n=8)).flags) for seed in range(150))
+    raised = sum(bool(attributed(planted(PROMPT_V2, seed=seed, n=8)).model_dependent_prompts) for seed in range(150))
     assert raised / 150 <= 0.09
 
 

@@ -213,7 +213,7 @@ points = st.lists(
 @settings(max_examples=30)
 @given(points)
 def test_the_front_has_the_rows_that_no_other_beats_in_both(given_points: list[Point]) -> None:
-    ranked = [point for point in given_points if point.ranked]
+    ranked = [point for point in given_points if point.is_ranked]
     front = front_of(given_points)
     for point in ranked:
         beaten = any(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support.boards import cell
 from tipbench.compare.cells import BoardCells, CellFilter, is_excluded, read_board_cells, select_cells
 from tipbench.compare.matrix import Pair
-from tipbench.errors import MixedRubrics, NotEnoughData, UsageError
+from tipbench.errors import CorruptText, MixedRubrics, NotEnoughData, UsageError
 from tipbench.judge.scores import NO_SCORES, CellScores, Judgement, run_change, scores_text
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, RunKind, StoredRun
@@ -186,6 +187,16 @@ def test_a_judge_whose_scores_do_not_count_is_refused_with_the_valid_ones() -> N
         chosen([(run(A), held)], judge="ben")
     with pytest.raises(NotEnoughData, match="no scores count yet"):
         chosen([floored_run(A)], judge="ben")
+
+
+def test_scores_without_a_composite_are_refused_with_the_run() -> None:
+    """As in a run that was changed by hand."""
+    damaged = replace(run(A), metrics={"tone": 3.0})
+    with pytest.raises(CorruptText, match=f"run {re.escape(damaged.run_id)} lack the composite"):
+        chosen([damaged, run(B)])
+    rules = Judgement("rules", "s1", "2026-05-01", "2026-05-01", RUBRIC, True, (), {"tone": 3.0})
+    with pytest.raises(CorruptText, match="lack the composite"):
+        chosen([(run(A, composite=None), by_rules(rules))])
 
 
 def test_scores_of_two_rubrics_are_refused_with_the_next_step() -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import combinations
 from math import log
 from random import Random
@@ -9,13 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import board, known
+from worlds import known
 
 from tipbench.compare.duels import Duel, DuelTable, duel_table
 from tipbench.compare.matrix import Pair
-from tipbench.compare.ranking import Ranking, rank
 from tipbench.compare.statistics import Unknown
-from tipbench.compare.verdict import verdict_text
 
 A, B, C, D = (Pair(name, "v1") for name in "abcd")
 Winner = Literal["first", "second", "tie"]
@@ -216,10 +213,3 @@ def test_there_is_no_winner_while_a_row_of_the_group_has_no_duels() -> None:
     found = duel_table(duels, {A, B, C})
     assert isinstance(found, DuelTable)
     assert (found.winner, found.absent) == (None, (C,))
-    text = verdict_text(replace(ranked(), tied=(B, C)), found)
-    assert text.endswith("The duels between the tied rows have no winner yet: no duels of c/v1.")
-
-
-def ranked() -> Ranking:
-    values = np.random.default_rng(3).normal(12, 2, size=(8, 3))
-    return rank(board(values, (A, B, C)))

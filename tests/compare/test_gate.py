@@ -17,6 +17,7 @@ from tipbench.compare.gate import GateOptions, GateResult, Outcome, annotation, 
 from tipbench.compare.matrix import Pair
 from tipbench.errors import UsageError
 from tipbench.plan.suite import load_suite
+from tipbench.workflows.board import parse_pair_option
 
 OLD, NEW = Pair("qwen2.5:0.5b", "v1"), Pair("qwen2.5:0.5b", "v2-mentor")
 BASE = [9.0, 12.0, 10.5, 8.0, 13.0, 11.0, 9.5, 12.5]
@@ -244,8 +245,8 @@ def test_failed_cells_can_count_at_the_floor() -> None:
 def test_reference_is_a_baseline_under_any_prompt() -> None:
     reference = Pair("baseline:template", "v1")
     cells = scored({reference: BASE, NEW: [one + 2 + wave for one, wave in zip(BASE, WAVE, strict=True)]})
-    result = evaluate_gate(cells, GateOptions(NEW, Pair("baseline:template", "anything")))
-    assert (result.outcome, str(result.baseline)) == (Outcome.NOT_WORSE, "baseline:template/none")
+    result = evaluate_gate(cells, GateOptions(NEW, parse_pair_option("baseline:template/anything", "baseline")))
+    assert (result.outcome, str(result.options.baseline)) == (Outcome.NOT_WORSE, "baseline:template/none")
 
 
 def test_json_names_rubric_judges_and_conditions() -> None:

@@ -37,7 +37,7 @@ def test_similar_rows_are_tied_with_the_needed_scenarios() -> None:
 def test_with_too_few_scenarios_nothing_is_decided_for_any_scores(n: int) -> None:
     found = rank(board(np.array([[2.0, 17.0]] * n)))
     assert not found.decided
-    assert found.too_few
+    assert found.too_few_units
     assert found.tied == (named(2)[0],)
     assert [(row.rank_low, row.rank_high) for row in found.rows] == [(1, 2), (1, 2)]
 
@@ -57,7 +57,7 @@ def test_incomplete_rows_are_last_without_rank_and_change_no_other() -> None:
     found, without = rank(board(values)), rank(board(values[:, :2]))
     last = found.rows[-1]
     assert last.pair == named(3)[2]
-    assert (last.ranked, last.rank, last.rank_low, last.rank_high, last.p_best) == (False, None, None, None, None)
+    assert (last.is_ranked, last.rank, last.rank_low, last.rank_high, last.p_best) == (False, None, None, None, None)
     assert (known(last.to_leader).n, known(last.to_leader).p) == (4, None)
     assert found.rows[:2] == without.rows
     assert (found.leader, without.tied, found.tied) == (without.leader, (), (last.pair,)), "it may still be best"
@@ -76,11 +76,11 @@ def test_row_with_gaps_is_ranked_from_six_shared_scenarios_on() -> None:
     values = world(np.random.default_rng(14), [0, 9, 0], 8)
     values[:2, 0] = NAN
     found = by_pair(rank(board(values)))
-    assert found[named(3)[0]].ranked
+    assert found[named(3)[0]].is_ranked
     assert found[named(3)[0]].is_adjusted
     assert not found[named(3)[1]].is_adjusted
     values[2, 0] = NAN
-    assert not by_pair(rank(board(values)))[named(3)[0]].ranked
+    assert not by_pair(rank(board(values)))[named(3)[0]].is_ranked
 
 
 def test_decided_leader_is_first_with_certainty_and_no_other_row_can_be() -> None:
@@ -161,7 +161,7 @@ def test_extra_scenarios_of_the_top_rows_count_for_their_order_and_separation() 
     assert rank(board(values)).leader == named(5)[0]
     assert found.leader == named(5)[1]
     rows = by_pair(found)
-    assert all(row.ranked for row in found.rows)
+    assert all(row.is_ranked for row in found.rows)
     difference = known(rows[named(5)[0]].to_leader)
     assert difference.n == 32
     assert difference.separated
@@ -194,9 +194,9 @@ matrices = (
 @given(matrices)
 def test_every_board_is_consistent(matrix: ScoreMatrix) -> None:
     found = rank(matrix, RankOptions(n_flips=199, n_resamples=200))
-    complete = [row for row in found.rows if row.ranked]
+    complete = [row for row in found.rows if row.is_ranked]
     assert {row.pair for row in found.rows} == set(matrix.pairs)
-    assert [row.ranked for row in found.rows] == sorted((row.ranked for row in found.rows), reverse=True)
+    assert [row.is_ranked for row in found.rows] == sorted((row.is_ranked for row in found.rows), reverse=True)
     assert found.leader == (complete[0].pair if complete else None)
     for row in complete:
         assert 1 <= known(row.rank_low) <= known(row.rank_high) <= len(complete)

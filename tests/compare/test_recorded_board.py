@@ -61,7 +61,7 @@ def test_the_run_has_the_whole_board_and_what_mlflow_can_list(store: MemoryStore
     assert run.tags["leader"] == str(leader.pair)
     assert (run.tags["provisional"], json.loads(run.tags["judges"])) == ("false", ["anna", "ben"])
     assert run.tags["mlflow.note.content"] == shown.verdict
-    assert run.params == {"rubric": shown.rubric_tag, "conditions": "c1"}
+    assert run.params == {"rubric": shown.rubric, "conditions": "c1"}
     assert run.metrics == {
         "pairs": 12.0,
         "scenarios": 8.0,

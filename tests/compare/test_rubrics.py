@@ -117,7 +117,7 @@ def contested(at: SheetDriver, judge: str, limit: int) -> None:
     at.apply(raw)
 
 
-@pytest.mark.parametrize("filters", [{"judge": "anna"}, {"provisional": True}])
+@pytest.mark.parametrize("filters", [{"judge": "anna"}, {"provisional": True}, {}])
 def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) -> None:
     at = driver()
     contested(at, "ben", 6)
@@ -128,6 +128,7 @@ def test_flags_are_those_of_the_judge_or_computed(filters: dict[str, object]) ->
         for run_id in list(at.cells())[::3]:  # as if the rules had come before these
             at.store.update(run_id, RunChange(texts={SCORES: _without_provisional(at, run_id)}, at_ms=1))
     made, cells = read_leaderboard(at.store, at.experiment, CellFilter(**filters))  # type: ignore[arg-type]
+    assert made.provisional == ("judge" not in filters)
     assert any(not cell.values for cell in cells.cells)
     answered = [cell for cell in cells.cells if not cell.floored]
     assert {cell.metrics["format_ok"] for cell in answered} == {1.0}

@@ -14,7 +14,7 @@ from tipbench.compare.decision import make_decision
 from tipbench.compare.gate import GateOptions, evaluate_gate
 from tipbench.compare.leaderboard import BoardOptions, Leaderboard, make_board
 from tipbench.compare.matrix import Pair
-from tipbench.compare.standings import TableCell, standings
+from tipbench.compare.standings import TableCell, standings_table
 from tipbench.errors import UsageError
 from tipbench.judge.scores import NO_SCORES
 from tipbench.plan.design import make_design
@@ -54,7 +54,7 @@ def test_a_pair_with_only_stale_runs_is_last_and_does_not_count() -> None:
 def test_page_has_usable_answers_with_their_exact_interval_and_the_adjusted_mean() -> None:
     unusable = [replace(run, tags={**run.tags, "floored": "true"}) for run in RUNS[:2]]
     found = of_runs([*unusable, *RUNS[2:], *column(C, [*LOW[:6], None, None], at=5)])
-    table = standings(found)
+    table = standings_table(found)
     titles = [each.key for each in table.columns]
     cells = {row.pair: dict(zip(titles, row.cells, strict=True)) for row in table.rows}
     assert cells[A]["usable"].text == "6 of 8"
@@ -69,11 +69,11 @@ def test_page_names_the_confidence_of_the_looks_level() -> None:
     design = make_design(scenario_names(32))
     (to_leader,) = [
         each.description
-        for each in standings(of_runs(RUNS, BoardOptions(design=design))).columns
+        for each in standings_table(of_runs(RUNS, BoardOptions(design=design))).columns
         if each.key == "leader"
     ]
     assert to_leader == "Row − leader, with its 98.18 % interval; p is adjusted for all rows"
-    (to_leader,) = [each.description for each in standings(of_runs(RUNS)).columns if each.key == "leader"]
+    (to_leader,) = [each.description for each in standings_table(of_runs(RUNS)).columns if each.key == "leader"]
     assert "with its 95 % interval" in to_leader
 
 

@@ -23,7 +23,7 @@ from tipbench.compare.leaderboard import BoardOptions, JudgingRecord, Leaderboar
 from tipbench.compare.matrix import Pair
 from tipbench.compare.ranking import RankOptions, rank
 from tipbench.compare.report import State, state_of
-from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, verdict_text
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT
 from tipbench.plan.design import make_design
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, RunKind
@@ -39,6 +39,9 @@ Columns = Mapping[Pair, Sequence[float | None]]
 
 def made(columns: Columns) -> Leaderboard:
     return make_board("tip-bench-test", scored(columns), BoardOptions())
+
+
+EMPTY = made({})
 
 
 def verdict(columns: Columns) -> str:
@@ -57,8 +60,8 @@ def test_a_tie_has_names_and_the_needed_scenarios() -> None:
     assert found.verdict.startswith("b:1b/v1 leads over 8 scenarios, but is not clearly different from a:1b/v1.")
     assert "Too close to call." in found.verdict
     assert found.ranking.units_needed is None
-    ranking = replace(found.ranking, units_needed=24)
-    assert "About 24 scenarios in all would decide, if the lead is as estimated." in verdict_text(ranking)
+    larger = replace(found, ranking=replace(found.ranking, units_needed=24))
+    assert "About 24 scenarios in all would decide, if the lead is as estimated." in larger.verdict
 
 
 def test_a_long_tie_is_shortened_with_a_count() -> None:
@@ -247,7 +250,7 @@ def test_board_that_is_not_a_planned_look_is_marked(options: dict[str, Any], rea
 
 
 def test_an_empty_board_has_its_own_verdict() -> None:
-    assert verdict_text(rank(matrix_of(np.empty((0, 0)), personas=()))) == "Nothing is recorded yet."
+    assert verdict({}) == "Nothing is recorded yet."
 
 
 def test_an_unranked_row_with_a_higher_mean_is_mentioned() -> None:
@@ -260,14 +263,15 @@ def test_an_unranked_row_with_a_higher_mean_is_mentioned() -> None:
 
 
 def test_the_winner_of_duels_is_added_and_changes_nothing() -> None:
-    ranking = made({A: LOW, B: NEAR}).ranking
-    plain = verdict_text(ranking)
+    plain = made({A: LOW, B: NEAR})
     duels = [Duel(A, B, f"s{at}", "first") for at in range(8)] + [Duel(B, A, f"s{at}", "second") for at in range(8)]
-    won = verdict_text(ranking, duel_table(duels))
-    assert won.startswith(plain)
+    won = replace(plain, duels=duel_table(duels)).verdict
+    assert won.startswith(plain.verdict)
     assert "a:1b/v1 wins the duels between the tied rows; duels do not change ranks." in won
+    without_c = replace(plain, duels=duel_table(duels, {A, B, C})).verdict
+    assert without_c.endswith("The duels between the tied rows have no winner yet: no duels of c:1b/v1.")
     even = [Duel(A, B, f"s{at}", "tie") for at in range(8)]
-    assert verdict_text(ranking, duel_table(even)) == plain
+    assert replace(plain, duels=duel_table(even)).verdict == plain.verdict
 
 
 @settings(max_examples=20)
@@ -279,7 +283,7 @@ def test_every_verdict_is_whole_sentences_that_keep_to_the_ranking(
     values = world(rng, [0.0] * (k - 1) + [lead], n)
     values[rng.random(values.shape) < missing] = np.nan
     ranking = rank(matrix_of(values), RankOptions(n_flips=199, n_resamples=50))
-    text = verdict_text(ranking)
+    text = replace(EMPTY, ranking=ranking).verdict
     assert text[0].isalnum()
     assert text.endswith(".")
     for word in ("nan", "None,", "best", "winner"):

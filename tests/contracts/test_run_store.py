@@ -400,7 +400,7 @@ def test_read_gives_the_wanted_texts_and_no_others(bench: StoreBench) -> None:
 
 
 def test_read_finds_what_search_finds_in_the_same_order(bench: StoreBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow, "PAGE", 2)
+    monkeypatch.setattr(mlflow, "RUNS_PER_PAGE", 2)
     bench.half_write(a_run(start_ms=9000))
     for number in range(5):
         run = a_run(cell_key=str(number), start_ms=1000 + number, texts={"artifact:raw.txt": f"text {number}"})

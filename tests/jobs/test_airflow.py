@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, MODELS, AirflowSite, airflow_site, collect_two_cells, emit, wait_for_state
+from support.airflow_site import MLFLOW, MODELS, AirflowSite, airflow_site, emit, successful_collect, wait_for_state
 from support.polling import eventually
 from support.scripted_airflow import DAG
 from tipbench.errors import AirflowUnavailable, JobStartError, MlflowUnavailable, TipbenchError
@@ -53,7 +53,7 @@ def test_a_task_that_airflow_retries_has_its_failure_as_the_reason(site: Airflow
         (task,) = (task for task in run.tasks if task.model == model)
         task.state = "up_for_retry"
         released.wait(30)
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = collecting
     job = site.job(models="alpha:1b")
@@ -67,7 +67,7 @@ def test_a_task_that_airflow_retries_has_its_failure_as_the_reason(site: Airflow
 def test_a_job_that_succeeds_without_a_refused_model_names_it(site: AirflowSite) -> None:
     def collecting(model: str, log: list[str]) -> int:
         if model == "alpha:1b":
-            return collect_two_cells(model, log)
+            return successful_collect(model, log)
         emit(log, wire.Collected("tip-bench-x", 0, 0, 0, 0, refused=("big:9b has 9.00B parameters.",)), wire.Exit(0))
         return 0
 
@@ -123,7 +123,7 @@ def test_a_paused_dag_is_not_queried_at_every_start_attempt(site: AirflowSite) -
 
 def test_a_cancel_that_airflow_does_not_allow_is_reported_once(site: AirflowSite) -> None:
     job = site.job(wait_for_judge=True)
-    site.cells.count = 2
+    site.cells.n_pending = 2
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
     site.airflow.may_cancel = False
@@ -284,7 +284,7 @@ def test_waits_and_recordings_of_a_task_end_with_its_attempt(site: AirflowSite) 
         if model == "alpha:1b":
             emit(log, wire.Started("1"), wire.Waiting("Ollama", 5.0), wire.Recording(3), wire.Exit(1))
             return 1
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = collecting
     job = site.job()
@@ -304,19 +304,20 @@ def test_failures_caused_by_the_first_one_are_not_reasons() -> None:
 
 def test_the_stored_progress_keeps_the_keys_of_its_file(tmp_path: Path) -> None:
     content = {"base": {"plan": 1}, "places": {"plan": {"lines": 3}}, "tallies": {"plan": {"failure": "x"}}}
-    content |= {"told": ["a warning"], "looked": 7.0}
+    content |= {"told": ["a warning"], "looked": 7.0, "checked": 8.0}
     folder = JobFolder(tmp_path, "one")
     folder.make()
     (folder.path / "airflow.json").write_text(json.dumps(content))
     stored = read_progress(folder)
     assert (stored.earlier_attempts, stored.log_positions["plan"].lines) == ({"plan": 1}, 3)
-    assert (stored.totals["plan"].failure, stored.warnings, stored.polled) == ("x", ["a warning"], 7.0)
+    assert (stored.totals["plan"].failure, stored.warnings) == ("x", ["a warning"])
+    assert (stored.polled_at, stored.checked_at) == (7.0, 8.0)
     write_progress(folder, stored)
     assert content.keys() <= json.loads((folder.path / "airflow.json").read_text()).keys()
 
 
 def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: AirflowSite) -> None:
-    site.cells.count = 2
+    site.cells.n_pending = 2
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
@@ -328,20 +329,20 @@ def test_a_cancel_whose_response_is_lost_ends_as_cancelled(site: AirflowSite) ->
 
 
 def test_a_job_waits_for_the_judge_and_continues_when_no_cell_is_pending(site: AirflowSite) -> None:
-    site.cells.count = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     seen = site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
     seen = site.wait_until(job, lambda seen: bool(seen.reason))
     assert seen.reason == "4 cells wait for a judge."
     assert site.airflow.count("PATCH", "hitlDetails") == 0
-    site.cells.count = 0
+    site.cells.n_pending = 0
     assert site.wait_for_end(job).state is JobState.SUCCEEDED
     assert site.airflow.count("PATCH", "hitlDetails") >= 1
 
 
 def test_a_gate_answered_in_airflow_continues_the_job(site: AirflowSite) -> None:
-    site.cells.count = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
@@ -361,7 +362,7 @@ def test_an_mlflow_that_is_unavailable_keeps_the_job_waiting(site: AirflowSite) 
 
 
 def test_a_waiting_job_can_be_cancelled(site: AirflowSite) -> None:
-    site.cells.count = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
@@ -371,7 +372,7 @@ def test_a_waiting_job_can_be_cancelled(site: AirflowSite) -> None:
 
 
 def test_a_waiting_job_holds_no_resource(site: AirflowSite) -> None:
-    site.cells.count = 4
+    site.cells.n_pending = 4
     first, second = site.job(wait_for_judge=True), site.job()
     with Supervisor(site.store, {"airflow": site.runner}, site.home / "jobs" / "lock", tick_s=0.02):
         wait_for_state(site, first, JobState.WAITING)
@@ -380,7 +381,7 @@ def test_a_waiting_job_holds_no_resource(site: AirflowSite) -> None:
 
 
 def test_a_run_that_waits_for_weeks_is_polled_rarely(site: AirflowSite) -> None:
-    site.cells.count = 4
+    site.cells.n_pending = 4
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
@@ -432,13 +433,13 @@ def test_a_retry_that_is_started_twice_clears_once(site: AirflowSite) -> None:
 
 
 def test_a_retry_of_a_cancelled_job_is_a_new_run(site: AirflowSite) -> None:
-    site.cells.count = 1
+    site.cells.n_pending = 1
     job = site.job(wait_for_judge=True)
     site.runner.start(job)
     site.wait_until(job, lambda seen: seen.state is JobState.WAITING)
     site.runner.cancel(job)
     site.wait_for_end(job)
-    site.cells.count = 0
+    site.cells.n_pending = 0
     again = retried(site, job)
     site.runner.start(again)
     assert site.wait_for_end(again).state is JobState.SUCCEEDED

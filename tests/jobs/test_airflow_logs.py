@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, AirflowSite, airflow_site, collect_two_cells, emit
+from support.airflow_site import MLFLOW, AirflowSite, airflow_site, emit, successful_collect
 from support.polling import eventually
 from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
@@ -45,7 +45,7 @@ def test_logs_without_events_still_make_a_job(site: AirflowSite) -> None:
 def test_a_line_that_only_resembles_an_event_is_logged(site: AirflowSite, line: str) -> None:
     def odd(model: str, log: list[str]) -> int:
         log.append(line)
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = odd
     job = site.job(models="alpha:1b")
@@ -92,7 +92,7 @@ def test_a_forged_event_changes_neither_the_result_nor_the_links(site: AirflowSi
 def test_terminal_control_sequences_are_plain_text(site: AirflowSite) -> None:
     def colourful(model: str, log: list[str]) -> int:
         log.append("\x1b]0;owned\x07\x1b[31mred\x1b[0m\r\u202egnp.exe")
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = colourful
     job = site.job(models="alpha:1b")
@@ -116,7 +116,7 @@ def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(
         if model == "alpha:1b":
             log += ["and so on " * 10] * 1000
             return 0
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = endless
     job = site.job()
@@ -207,7 +207,7 @@ def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: AirflowSite, m
         log += ["word after word"] * 1000
         assert eventually(lambda: file.exists() and file.stat().st_size > 20_000)
         log += ["word after word"] * 4000
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     site.airflow.collecting = chatty
     site.runner.start(job)

@@ -70,7 +70,7 @@ def test_a_job_that_succeeds_without_a_refused_model_names_it(home: Path) -> Non
     folder = JobFolder(home / "jobs", job.id)
     folder.make()
     folder.save_process(replace(here(os.getpid()), start="ended"))
-    writer = EventWriter(folder.events)
+    writer = EventWriter(folder.events_file)
     writer.write(Collected("tip-bench-x", 2, 0, 2, 0, refused=("big:9b has 9.00B parameters.",)))
     writer.write(Exit(0))
     writer.close()
@@ -221,7 +221,7 @@ def test_an_invalid_id_has_no_folder(tmp_path: Path) -> None:
 def test_the_tail_of_a_log_holds_no_control_characters_and_no_login(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "a-job")
     folder.make()
-    folder.log.write_bytes(b"x" * 1000 + b"\nred \x1b[31m and http://anna:pw@box/x\n\xff half\n")
+    folder.log_file.write_bytes(b"x" * 1000 + b"\nred \x1b[31m and http://anna:pw@box/x\n\xff half\n")
     tail = folder.tail(60)
     assert tail.text == "red  [31m and http://box/x\n\N{REPLACEMENT CHARACTER} half\n"
     assert tail.cut
@@ -240,7 +240,7 @@ def test_a_tail_of_any_length_contains_no_part_of_a_login(tmp_path: Path) -> Non
     folder = JobFolder(tmp_path, "job")
     folder.make()
     for text in ("MLflow: http://anna:hunter2@box/mlflow", "MLflow: http://anna:hunter2@box/mlflow\n"):
-        folder.log.write_text(text)
+        folder.log_file.write_text(text)
         for most in range(1, 60):
             tail = folder.tail(most)
             assert not any(part in tail.text for part in ("hunter2", "ter2@", "2@", "anna"))

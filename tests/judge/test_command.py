@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from support.requests import SUITE
 from tipbench.errors import UsageError
 from tipbench.judge import command
-from tipbench.judge.command import CommandJudge, default_name
-from tipbench.judge.run import Unscored, choose_score, recover_items
+from tipbench.judge.command import CommandJudge, choose_score, default_name, recover_items
+from tipbench.judge.run import Unscored
 from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet, sheet_text
 
 pytestmark = pytest.mark.process

@@ -39,10 +39,10 @@ from tipbench.judge.duels import (
     read_duels,
 )
 from tipbench.judge.sheet import sheet_text
-from tipbench.judge.sheet_store import find_sheet, stored_sheets
+from tipbench.judge.sheet_store import KEY, find_sheet, stored_sheets
 from tipbench.judge.status import judging_status
 from tipbench.plan.grid import PlannedCell
-from tipbench.record.run import StoredRun
+from tipbench.record.run import RunChange, StoredRun
 
 MODELS = ("unmistakable-alpha:135m", "unmistakable-beta:1b", "unmistakable-gamma:2b")
 
@@ -353,6 +353,21 @@ def test_duels_of_answers_that_are_not_on_the_board_do_not_count(driver: SheetDr
     assert duels_of(driver.store, driver.experiment, replace(cells, cells=cells.cells[:0])) == []
     assert duels_of(driver.store, driver.experiment, replace(cells, rubric="other@0")) == []
     assert duels_of(driver.store, driver.experiment, replace(cells, cell_filter=CellFilter(judge="ben"))) == []
+
+
+def test_a_duel_of_a_pair_with_itself_does_not_count(driver: SheetDriver) -> None:
+    """As in a key that was changed by hand."""
+    done = export(driver)
+    apply(driver, filled(done, beta_wins))
+    _, texts = driver.store.get(done.stored.run_id)
+    key = json.loads(texts[KEY])
+    item, (a, _) = next(iter(key["items"].items()))
+    key["items"][item] = [a, a]
+    driver.store.update(done.stored.run_id, RunChange(texts={KEY: json.dumps(key)}, at_ms=1))
+    cells = read_board_cells(driver.store, driver.experiment.experiment_id, CellFilter())
+    duels = duels_of(driver.store, driver.experiment, cells)
+    assert len(duels) == 15
+    assert all(duel.first != duel.second for duel in duels)
 
 
 def test_duels_of_pairs_that_no_longer_tie_are_left_out(driver: SheetDriver) -> None:

@@ -923,13 +923,13 @@ def test_an_mlflow_that_stays_unavailable_loses_no_score(tmp_path: Path) -> None
     store = SeededStore()
     driver = new_driver(store)
 
-    def rescue(sheet: str, text: str) -> Path:
+    def save_to_file(sheet: str, text: str) -> Path:
         path = tmp_path / f"{sheet}.json"
         path.write_text(text)
         return path
 
     with pytest.raises(MlflowUnavailable, match=r"items are scored; .* `tipbench judge apply .*\.json`") as away:
-        run_script(driver, Outage(store, 5, None), rescue=rescue)
+        run_script(driver, Outage(store, 5, None), save_to_file=save_to_file)
     (path,) = tmp_path.iterdir()
     assert str(path) in str(away.value)
     store.away = False

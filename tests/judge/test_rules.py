@@ -22,7 +22,7 @@ from tipbench.judge.rules import (
     explain_tip,
     rules_error,
 )
-from tipbench.judge.rules_text import RoutineTime, parse_card, parse_tip, stem
+from tipbench.judge.rules_text import RoutineTime, clock_times, parse_card, parse_tip, stem
 from tipbench.judge.run import AutomaticJudge
 from tipbench.judge.sheet import ItemScore, Sheet, SheetTip, TipItem, TipSheet
 from tipbench.plan.rubric import CalibratedTip, Scale
@@ -179,6 +179,32 @@ def test_routines_are_placed_by_their_clock_times() -> None:
         "lights": RoutineTime.PASSED,
         "Sells": RoutineTime.NOW,
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [
+        ("works from nine to five", ["09:00", "17:00"]),
+        ("is at the desk from half past nine until half past five", ["09:30", "17:30"]),
+        ("mutes chat from three to half past four", ["15:00", "16:30"]),
+        ("walks at nine to the mill, and feeds the sourdough at six", ["09:00", "06:00"]),
+        ("is on call from 22:00 to six", ["22:00", "06:00"]),
+        ("is on call from 09:00 to 05:00", ["09:00", "05:00"]),
+    ],
+)
+def test_a_range_of_hours_in_words_ends_after_its_start(text: str, times: list[str]) -> None:
+    assert [f"{time // 60:02}:{time % 60:02}" for time in clock_times(text)] == times
+
+
+def test_the_end_of_a_range_is_after_its_start_also_without_bare_hours() -> None:
+    assert clock_times("from nine to half past five", include_bare_hours=False) == [17 * 60 + 30]
+
+
+@pytest.mark.parametrize("hour", ["09:00", "12:30", "17:00"])
+def test_work_from_nine_to_five_is_a_routine_of_the_hours_between(hour: str) -> None:
+    person = replace(BAKER, habits=("sells cakes from nine to five",))
+    card = Scenario(person, Slot("slot", "work", clock.fromisoformat(hour)), date(2026, 4, 27)).to_card()
+    assert parse_card(card).routines[0].when is RoutineTime.NOW
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from support.requests import SUITE, planned
 from tipbench.generate.engine import Completion, EngineFailure, FailureKind, ModelFacts
 from tipbench.plan.collect_config import make_config
 from tipbench.plan.rubric import FLAGS, OTHER_METRICS
-from tipbench.record.cell_run import RunContext, cell_run
-from tipbench.record.generation import Generated
+from tipbench.record.cell_run import CollectContext, cell_run
+from tipbench.record.generation import GeneratedCell
 from tipbench.record.run import NewRun, RunKind
 
 FACTS = ModelFacts("alpha:135m", "ollama", "0.11.4", "box", "sha-alpha", params_b=0.1345, quantization="Q4_1")
@@ -27,8 +27,8 @@ PARAMS = (
 def run_of(
     result: Completion | EngineFailure, *, foreign_resident: bool = False, supersedes: tuple[str, ...] = ()
 ) -> NewRun:
-    setting = RunContext(make_config({"n_tips": 2}), SUITE, "collection-1")
-    generated = Generated(planned(n_tips=2)[0], result, 1000, 2000, foreign_resident)
+    setting = CollectContext(make_config({"n_tips": 2}), SUITE, "collection-1")
+    generated = GeneratedCell(planned(n_tips=2)[0], result, 1000, 2000, foreign_resident)
     return cell_run(setting, FACTS, generated, supersedes)
 
 

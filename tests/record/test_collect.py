@@ -33,18 +33,17 @@ from tipbench.generate import ollama, ollama_api
 from tipbench.generate.engine import FreeMemory
 from tipbench.judge.material import read_cells
 from tipbench.plan.design import Design, make_design, read_design
-from tipbench.plan.grid import conditions_of
 from tipbench.plan.suite import load_suite
 from tipbench.record import journal, mlflow_http, writer
-from tipbench.record.collect import dry_run
 from tipbench.record.events import BlockFinished, BlockStarted, Event, Message, Recording, Resumed, Waiting
 from tipbench.record.journal import count_unstored
-from tipbench.record.mlflow import MlflowStore
-from tipbench.record.plan_check import plan_json, read_recorded
+from tipbench.record.mlflow import MlflowConnection, MlflowStore
+from tipbench.record.plan import plan_json
 from tipbench.record.reader import current_runs
 from tipbench.record.run import NewRun, RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.record.summary import Summary
+from tipbench.workflows.plan_collect import plan_collect
 
 CELLS = 2 * 3 * 4
 
@@ -393,14 +392,8 @@ def test_the_plan_counts_what_an_earlier_build_of_a_model_answered_as_stale(
     bench.run(models="alpha:135m")
     server.add_model(ModelSpec("alpha:135m", blob="retrained"))
     config = bench.config(models="alpha:135m")
-    experiment = bench.store.ensure_experiment(config.experiment).experiment_id
-    plan = dry_run(
-        config,
-        bench.home,
-        lambda suite: read_recorded(bench.store, experiment, conditions_of(config, suite)),
-        lambda _model: FreeMemory(),
-    )
-    assert (len(plan.missing), plan.stale) == (12, 12)
+    plan, _ = plan_collect(config, bench.home, lambda: MlflowConnection(bench.store, "memory", "memory"))
+    assert (len(plan.missing), plan.n_stale) == (12, 12)
     assert plan_json(plan)["stale"] == 12
 
 

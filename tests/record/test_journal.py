@@ -583,7 +583,7 @@ TestAnyOrder.settings = settings(max_examples=15, stateful_step_count=30)
 
 
 def test_a_changed_byte_is_never_read_as_a_result() -> None:
-    line = journal_module.put_line(run(texts={"artifact:raw.txt": "An answer."}))
+    line = journal_module.result_line(run(texts={"artifact:raw.txt": "An answer."}))
     for at in range(len(line) - 1):
         for byte in (*range(line[at]), *range(line[at] + 1, 256)):
             changed = line[:at] + bytes([byte]) + line[at + 1 :]

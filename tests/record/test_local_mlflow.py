@@ -18,7 +18,7 @@ from tipbench.errors import LocalMlflowError, MlflowUnavailable, TipbenchError, 
 from tipbench.http import canonical_url
 from tipbench.record import local_mlflow
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
+from tipbench.record.mlflow import MlflowServer, MlflowStore, find_mlflow
 from tipbench.record.run import NewRun, RunKind
 
 pytestmark = pytest.mark.real
@@ -237,8 +237,8 @@ def test_a_damaged_server_json_does_not_prevent_a_start(local: LocalMlflow) -> N
 # Which server is used
 
 
-def find(url: str | None, home: Path, *usual: str, start: bool = False) -> Tracking:
-    return find_tracking(url, home, start=start, report=quiet, usual=usual)
+def find(url: str | None, home: Path, *usual: str, start: bool = False) -> MlflowServer:
+    return find_mlflow(url, home, start=start, report=quiet, usual_urls=usual)
 
 
 def test_a_store_without_rest_is_refused(home: Path) -> None:
@@ -270,7 +270,9 @@ def test_one_server_has_one_identity() -> None:
 def test_an_mlflow_on_the_usual_port_is_found(home: Path, mlflow_url: str) -> None:
     closed = f"http://127.0.0.1:{free_port()}"
     found = find(None, home, closed, mlflow_url)
-    assert found == Tracking(mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found on the usual port)")
+    assert found == MlflowServer(
+        mlflow_url, canonical_url(mlflow_url), f"MLflow at {mlflow_url} (found on the usual port)"
+    )
 
 
 def test_another_program_on_the_usual_port_is_not_taken_for_mlflow(
@@ -290,7 +292,7 @@ def test_a_port_that_never_responds_takes_a_second_at_most(home: Path) -> None:
 
 def test_the_running_local_server_is_found_and_known_by_its_home(local: LocalMlflow, home: Path) -> None:
     url = local.up(report=quiet)
-    assert find(None, home) == Tracking(url, f"local:{home.resolve()}", f"local MLflow at {url}")
+    assert find(None, home) == MlflowServer(url, f"local:{home.resolve()}", f"local MLflow at {url}")
 
 
 def test_the_local_server_keeps_its_identity_when_named_running_or_not(local: LocalMlflow, home: Path) -> None:

@@ -160,14 +160,14 @@ def test_a_prefix_is_part_of_every_address(scripted: Scripted) -> None:
 
 
 def test_links_use_the_public_address_if_there_is_one(mlflow_url: str) -> None:
-    with MlflowStore(mlflow_url, pages_url="https://mlflow.example/") as store:
+    with MlflowStore(mlflow_url, public_url="https://mlflow.example/") as store:
         experiment = store.ensure_experiment("tip-bench-elsewhere")
         assert experiment.url == f"https://mlflow.example/#/experiments/{experiment.experiment_id}/runs"
 
 
 def test_pages_are_followed_to_the_end(store: MlflowStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlflow, "PAGE", 2)
-    monkeypatch.setattr(mlflow, "EXPERIMENTS_PAGE", 1)
+    monkeypatch.setattr(mlflow, "RUNS_PER_PAGE", 2)
+    monkeypatch.setattr(mlflow, "EXPERIMENTS_PER_PAGE", 1)
     experiment = an_experiment(store)
     ids = {store.record(experiment, a_run(cell_key=str(number), start_ms=number)) for number in range(5)}
     assert {run.run_id for run in store.search(experiment, where={"kind": "cell"})} == ids
@@ -241,8 +241,8 @@ def test_wherever_an_update_dies_the_old_or_the_new_text_is_read(
     store: MlflowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for old, new in [(3, 90), (90, 3), (90, 120), (120, 90), (16, 30), (30, 16)]:
-        monkeypatch.setattr(texts, "TAG_CHARS", 10)
-        monkeypatch.setattr(mlflow_wire, "BATCH_TAGS", 5)
+        monkeypatch.setattr(texts, "MAX_TAG_CHARS", 10)
+        monkeypatch.setattr(mlflow_wire, "MAX_BATCH_TAGS", 5)
         before, after = {"artifact:a": "a" * old}, {"artifact:a": "b" * new}
         run_id = store.record(an_experiment(store), a_run(texts=before, tags={"state": "pending"}))
         change = RunChange(texts=after, tags={"state": "judged"}, at_ms=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
+from tipbench.record.reader import duplicate_runs, newest_answered_run, stale_runs
 from tipbench.record.run import StoredRun
 
 
@@ -107,10 +107,10 @@ def test_a_scenario_that_was_rewritten_makes_its_older_content_stale() -> None:
     assert stale_runs([at("old", "h1", 1), failed(at("tried", "h2", 2))]) == set()
 
 
-def test_the_newest_run_is_the_newest_answer_in_whatever_order() -> None:
+def test_the_newest_answered_run_is_the_same_in_whatever_order() -> None:
     runs = [run("a", at=1), run("b", at=1), failed(run("c", at=9))]
-    assert newest_run(runs) == newest_run(runs[::-1]) == runs[1]
-    assert newest_run(runs[2:]) == runs[2]
+    assert newest_answered_run(runs) == newest_answered_run(runs[::-1]) == runs[1]
+    assert newest_answered_run(runs[2:]) == runs[2]
 
 
 def cell(run_id: str, *, at: int, state: str = "pending", key: str = "k", status: str = "FINISHED") -> StoredRun:

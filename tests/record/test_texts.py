@@ -11,7 +11,7 @@ from tipbench.errors import CorruptText
 from tipbench.record import mlflow_wire, texts
 from tipbench.record.mlflow_wire import CurrentRun, change_batches, text_tags_after
 from tipbench.record.run import RunChange, StoredRun
-from tipbench.record.texts import TAG_CHARS, escape, from_tags, multi_request_tags, to_tags, unescape, unneeded_tags
+from tipbench.record.texts import MAX_TAG_CHARS, escape, from_tags, multi_request_tags, to_tags, unescape, unneeded_tags
 
 ANY_TEXT = st.text(st.characters(exclude_categories=())) | st.text("\x00\ud83d\ude00␛0241bd8")
 KEY = "artifact:raw.txt"
@@ -54,7 +54,7 @@ def test_an_ordinary_text_is_stored_as_it_is() -> None:
 def test_200_kb_with_emoji_and_nuls_round_trip() -> None:
     text = ("tip 😀\x00\ud800 — ok\n" * 20_000)[:200_000]
     tags = to_tags(KEY, text)
-    assert max(map(len, tags.values())) <= TAG_CHARS
+    assert max(map(len, tags.values())) <= MAX_TAG_CHARS
     back = from_tags(tags)[KEY]
     assert back.encode("utf-8", "surrogatepass") == text.encode("utf-8", "surrogatepass")
 
@@ -172,8 +172,8 @@ def test_no_tag_is_unneeded_if_the_meta_tag_is_invalid() -> None:
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight characters a tag and five tags a request: many requests for little text."""
-    monkeypatch.setattr(texts, "TAG_CHARS", 8)
-    monkeypatch.setattr(mlflow_wire, "BATCH_TAGS", 5)
+    monkeypatch.setattr(texts, "MAX_TAG_CHARS", 8)
+    monkeypatch.setattr(mlflow_wire, "MAX_BATCH_TAGS", 5)
 
 
 OTHER = "artifact:scores.json"

@@ -120,6 +120,12 @@ def test_a_full_check_with_a_small_log_is_not_enough_data(served_home: Path) -> 
         assert switches.promotions(kind="check")[0].passed is verdict.passed
 
 
+def test_a_full_check_of_a_policy_without_a_shadow_advises_a_check_in_simulation_only(tmp_path: Path) -> None:
+    verdict = check_promotion(tmp_path, "egreedy/v1", "egreedy/v3", size=Size(1, 10, 4))
+    assert verdict.clauses[-1].passed is None
+    assert verdict.clauses[-1].why == "egreedy/v1 has no shadow, so only --simulation-only can check it."
+
+
 def test_the_feature_schema_changes_only_with_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(PolicyService(tmp_path)) as service:
         service.score("egreedy/v1", {"user_id": "u1", "candidates": [{"tip_id": "t"}]})

@@ -127,7 +127,7 @@ def test_a_logged_gain_whose_interval_straddles_the_margin_is_not_enough_data() 
     ],
 )
 def test_the_clause_on_operations(counts: ShadowCounts, has_same_schema: bool, expected: bool | None) -> None:
-    clause = gate.operations_clause("egreedy-v3-shadow", counts, has_same_schema=has_same_schema)
+    clause = gate.operations_clause("egreedy/v3", "egreedy-v3-shadow", counts, has_same_schema=has_same_schema)
     assert clause.passed is expected
 
 

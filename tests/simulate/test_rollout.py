@@ -16,6 +16,7 @@ from tipbench.serve.request import REWARD, SCORE
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate import rollout as module
 from tipbench.simulate.rollout import CONTROL, Arm, find_arm, rollout
+from tipbench.simulate.simulation import SimulationConfig, simulate
 from tipbench.simulate.world import World
 
 
@@ -39,12 +40,22 @@ def test_the_vectorised_rollout_decides_as_the_policy_objects_do(name: str, worl
 
 @pytest.mark.parametrize("name", ["egreedy/v3", "linucb"])
 def test_rollouts_decide_alike_with_a_prior(name: str) -> None:
-    arm = find_arm(name, prior_for(name))
+    arm = find_arm(name, {name: prior_for(name)})
     fast, slow = (
         rollout(World("standard", 6, 10, 30), [arm], record=True)[0],
         slow_rollout(World("standard", 6, 10, 30), arm),
     )
     assert np.array_equal(fast.reward, slow.reward)
+
+
+def test_an_ablation_starts_from_the_prior_without_the_weights_of_the_removed_features() -> None:
+    config = SimulationConfig(policies="egreedy/v3", ablation="egreedy/v3", users=10, rounds=4, seeds=1)
+    prior = prior_for("egreedy/v3")
+    arm = simulate(config, priors=[prior], workers=1).arms["egreedy/v3 without category_*"]
+    assert arm.prior is not None
+    arm.policy.check_prior(arm.prior)
+    weights = dict(zip(prior.names, prior.theta, strict=True))
+    assert arm.prior.theta == tuple(weights[name] for name in arm.policy.features.names)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from support.panel_pages import Sight
+from support.panel_pages import PageView
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -26,33 +26,33 @@ _BYTES = "performance.getEntriesByType('navigation')[0].encodedBodySize"
 _LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((WIDE, "light"), (NARROW, "dark"))
 
 
-def faults(axe: Axe, sight: Sight, *, both: bool = False) -> Iterator[str]:
-    """Violations of the wide, light page, with `both` also of the narrow, dark one; horizontal scrolling of either."""
-    for at, (width, scheme) in enumerate(_LOOKS):
-        sight.page.set_viewport_size({"width": width, "height": 900})
-        sight.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        sight.page.evaluate("Promise.all(document.getAnimations().map(each => each.finished.catch(() => 0)))")
-        if both or at == 0:
-            found: Any = axe.run(sight.page, options={"resultTypes": ["violations"]}).response
+def faults(axe: Axe, view: PageView, *, narrow_too: bool = False) -> Iterator[str]:
+    """Violations of the wide, light page, if requested also of the narrow, dark one; horizontal scrolling of both."""
+    for width, scheme in _LOOKS:
+        view.page.set_viewport_size({"width": width, "height": 900})
+        view.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        view.page.evaluate("Promise.all(document.getAnimations().map(each => each.finished.catch(() => 0)))")
+        if narrow_too or width == WIDE:
+            found: Any = axe.run(view.page, options={"resultTypes": ["violations"]}).response
             for violation in found["violations"]:
                 for node in violation["nodes"][:3]:
                     yield f"{width} {scheme}: {violation['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
-        if out := sight.scrolls_sideways():
+        if out := view.scrolls_sideways():
             yield f"{width} {scheme}: scrolls sideways: {out}"
 
 
-def load_faults(sight: Sight, path: str, *, until: str = "main") -> Iterator[str]:
+def load_faults(view: PageView, path: str, *, until: str = "main") -> Iterator[str]:
     """Open a page with delayed scripts; yields layout shifts until an element is shown, cut tables and a large size."""
-    sight.page.route("**/*.js*", _delay)
-    sight.page.goto(sight.origin + path, wait_until="load")
-    sight.page.locator(until).wait_for()
-    sight.page.unroute("**/*.js*")
-    shift, size = float(sight.page.evaluate(_SHIFT)), int(sight.page.evaluate(_BYTES))
+    view.page.route("**/*.js*", _delay)
+    view.page.goto(view.origin + path, wait_until="load")
+    view.page.locator(until).wait_for()
+    view.page.unroute("**/*.js*")
+    shift, size = float(view.page.evaluate(_SHIFT)), int(view.page.evaluate(_BYTES))
     if shift > MAX_SHIFT:
         yield f"{path} shifts by {shift:.3f}"
     if not 0 < size <= MAX_BYTES:
         yield f"{path} has {size} bytes"
-    yield from (f"{path}: the table {name} is cut" for name in sight.page.evaluate(_CUT))
+    yield from (f"{path}: the table {name} is cut" for name in view.page.evaluate(_CUT))
 
 
 def _delay(route: Route) -> None:

@@ -1,4 +1,4 @@
-"""The Airflow runner on a scripted Airflow; a test decides which collects fail."""
+"""The Airflow runner on a scripted Airflow, whose collects succeed or fail as a test sets."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MODELS = "alpha:1b,beta:1b"
 
 @dataclass
 class PendingCells:
-    """The number of pending cells, set by a test."""
+    """The number of pending cells, or the error of counting them, set by a test."""
 
-    count: int = 0
+    n_pending: int = 0
     error: TipbenchError | None = None
     url: str | None = MLFLOW
 
@@ -41,14 +41,14 @@ class PendingCells:
     def pending(self, job: Job) -> int:  # noqa: ARG002
         if self.error is not None:
             raise self.error
-        return self.count
+        return self.n_pending
 
 
 def emit(log: list[str], *events: wire.Event) -> None:
     log += [event_line(event, time.time()).decode().rstrip() for event in events]
 
 
-def collect_two_cells(model: str, log: list[str]) -> int:
+def successful_collect(model: str, log: list[str]) -> int:
     """Write the events of a successful collect of two cells."""
     emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
     log.append(f"collecting {model}")
@@ -79,7 +79,7 @@ class AirflowSite:
         if model in self.failing:
             emit(log, wire.Started("1"), wire.Failure(f"{model} is too large."), wire.Exit(2))
             return 2
-        return collect_two_cells(model, log)
+        return successful_collect(model, log)
 
     def job(self, **changes: Any) -> Job:
         wait = changes.pop("wait_for_judge", False)
@@ -105,7 +105,7 @@ class AirflowSite:
 
 @contextmanager
 def airflow_site(home: Path) -> Iterator[AirflowSite]:
-    """A scripted Airflow and a job store in this home, with the runner between them."""
+    """A new site."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
         with closing(AirflowApi(access, backoff_s=0)) as rest:

@@ -95,8 +95,9 @@ def _by_model(lead: int) -> Level:
     """Levels at which the large model with prompt v1 leads, or none does for a lead of 0."""
 
     def level(run: StoredRun, rng: random.Random) -> int:
-        best = run.params["model"] == "large:3b" and run.params["prompt_version"] == "v1"
-        return MIDDLE + (lead if best else 0) + rng.choice((-1, 0, 0, 1)) * (lead == 0 or not best)
+        if lead and run.params["model"] == "large:3b" and run.params["prompt_version"] == "v1":
+            return MIDDLE + lead
+        return MIDDLE + rng.choice((-1, 0, 0, 1))
 
     return level
 

@@ -39,8 +39,7 @@ Missing = Callable[[Pair, str], bool]
 def cell(pair: Pair, scenario: str, composite: float | None, **other: Any) -> StoredRun:
     """The run of one cell, pending if it has no composite."""
     judged = composite is not None
-    third = (composite or 0) / 17 * 5
-    metrics = {"composite": composite, **dict.fromkeys(SCALES, third)} if composite is not None else {}
+    metrics = {"composite": composite, **dict.fromkeys(SCALES, composite / 17 * 5)} if composite is not None else {}
     tags = {"kind": "cell", "state": "judged" if judged else "pending", "conditions": "c1", "scenario_hash": scenario}
     return StoredRun(
         run_id=f"{pair}@{scenario}",
@@ -79,21 +78,21 @@ def board(
 ) -> Leaderboard:
     """A board whose mean scores rise from the first pair to the last by three times `lead`."""
     rng = random.Random(seed)
-    difficulty = {scenario: rng.gauss(0, 1) for scenario in scenario_names(n)}
+    score_shifts = {scenario: rng.gauss(0, 1) for scenario in scenario_names(n)}
     runs = []
     for at, pair in enumerate(pairs):
         level = 8.5 + lead * 3 * at / max(len(pairs) - 1, 1)
         speed = (latency or {}).get(pair.model, 0.6 + 0.35 * at)
-        for scenario, hard in difficulty.items():
-            score = min(17.0, max(2.0, level + hard + rng.gauss(0, noise)))
+        for scenario, shift in score_shifts.items():
+            score = min(17.0, max(2.0, level + shift + rng.gauss(0, noise)))
             value = None if missing(pair, scenario) else round(score, 3)
             runs.append(cell(pair, scenario, value, metrics={"latency_s": speed * rng.uniform(0.9, 1.1)}))
     chosen = select_cells([(run, NO_SCORES) for run in runs], CellFilter())
-    made = make_board(experiment, chosen, BoardOptions(baseline=baseline, by=by, scales=SCALES))
-    return replace(made, **{"judges": ("anna", "ben"), **changes})
+    leaderboard = make_board(experiment, chosen, BoardOptions(baseline=baseline, by=by, scales=SCALES))
+    return replace(leaderboard, **{"judges": ("anna", "ben"), **changes})
 
 
-def answers(made: Leaderboard, *, tips: Sequence[str] = (), scenarios: int = 3) -> tuple[ScenarioAnswers, ...]:
+def answers(leaderboard: Leaderboard, *, tips: Sequence[str] = (), scenarios: int = 3) -> tuple[ScenarioAnswers, ...]:
     """The answers of every pair of a board in its first scenarios."""
     cards = {scenario.id: scenario.to_card() for scenario in load_suite("tips-32").scenarios}
     texts = tips or (
@@ -108,15 +107,20 @@ def answers(made: Leaderboard, *, tips: Sequence[str] = (), scenarios: int = 3) 
         for text in texts
     )
     return tuple(
-        ScenarioAnswers(name, cards.get(name), tuple(_answer(made, each.pair, row, written) for each in made.standings))
-        for row, name in enumerate(made.matrix.scenarios[:scenarios])
+        ScenarioAnswers(
+            name,
+            cards.get(name),
+            tuple(_answer(leaderboard, each.pair, row, written) for each in leaderboard.standings),
+        )
+        for row, name in enumerate(leaderboard.matrix.scenarios[:scenarios])
     )
 
 
-def _answer(made: Leaderboard, pair: Pair, row: int, tips: tuple[AnswerTip, ...]) -> Answer:
-    column = made.matrix.pairs.index(pair)
-    judged = bool(made.matrix.judged[row, column])
-    value = float(made.matrix.values[row, column]) if judged else None
+def _answer(leaderboard: Leaderboard, pair: Pair, row: int, tips: tuple[AnswerTip, ...]) -> Answer:
+    matrix = leaderboard.matrix
+    column = matrix.pairs.index(pair)
+    judged = bool(matrix.judged[row, column])
+    value = float(matrix.values[row, column]) if judged else None
     return Answer(pair, "judged" if judged else "pending", value, True, tips)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tipbench.generate.engine import FreeMemory
 from tipbench.plan.collect_config import CollectConfig, make_config
-from tipbench.record.collect import CollectEnvironment, TrackingStore, run_collect
+from tipbench.record.collect import CollectEnvironment, run_collect
 from tipbench.record.events import Event, Message
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore
 from tipbench.record.summary import Summary
@@ -33,7 +34,7 @@ class Collecting:
     def run(self, **changes: object) -> Summary:
         environment = CollectEnvironment(
             home=self.home,
-            open_mlflow=lambda: TrackingStore(self.store, "memory", "memory"),
+            open_mlflow=lambda: MlflowConnection(self.store, "memory", "memory"),
             free_memory=self.free_memory,
             observer=self.events.append,
         )

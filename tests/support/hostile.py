@@ -61,7 +61,7 @@ HOSTILE: Mapping[str, str] = {
 }
 
 
-def fitting(text: str, longest: int) -> str:
+def as_name(text: str, longest: int) -> str:
     """The text as a valid name: one printable line, stripped and truncated."""
     plain = "".join(each if each.isprintable() else "·" for each in unicodedata.normalize("NFC", text))
     return plain[:longest].strip() or "·"
@@ -69,7 +69,7 @@ def fitting(text: str, longest: int) -> str:
 
 def hostile_names(longest: int) -> tuple[str, ...]:
     """All forty texts as valid, different names."""
-    names = {fitting(text, longest): None for text in HOSTILE.values()}
+    names = {as_name(text, longest): None for text in HOSTILE.values()}
     assert len(names) == len(HOSTILE), "two of them begin alike"
     return tuple(names)
 
@@ -91,7 +91,7 @@ def hostile_words(folder: Path) -> Words:
         notes=tuple(text[:4000] for text in (*texts[2:], *texts[:2])),
         judges=(names[2], names[7]),
         failures=tuple(text.replace("\x00", "") for text in texts),
-        refused=tuple((name, fitting(text, 2000)) for name, text in zip(names, texts, strict=True)),
+        refused=tuple((name, as_name(text, 2000)) for name, text in zip(names, texts, strict=True)),
         foreign=names[:3],
         scenarios=hostile_names(190),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from support.judging import EXPERIMENT, Rule, SheetDriver, agreed, fill, record_cells
-from support.panel_pages import Sight, Visit
+from support.panel_pages import PageView, Visit
 from support.panel_site import JUDGE, Site, panel_site
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.record.store import MemoryStore
@@ -85,13 +85,13 @@ def judging_site(home: Path, **cells: Any) -> Iterator[JudgingSite]:
 class BatchPage:
     """The open page of a batch."""
 
-    sight: Sight
+    view: PageView
     sheet: str
     presses: int = 0
 
     @property
     def page(self) -> Page:
-        return self.sight.page
+        return self.view.page
 
     def press(self, *keys: str) -> None:
         """Press the keys in order and count them."""
@@ -111,7 +111,7 @@ class BatchPage:
         """The number of the current item."""
         return int(self.page.locator("[data-part=title]").inner_text().split()[1])
 
-    def on(self, number: int) -> None:
+    def wait_for_item(self, number: int) -> None:
         """Wait until that item is shown."""
         self.page.locator("[data-part=title]", has_text=f"Item {number} of").wait_for()
 
@@ -134,7 +134,7 @@ class BatchPage:
         """An item's state in the queue."""
         return str(self.page.locator(".queue-item").nth(number - 1).get_attribute("data-state"))
 
-    def kept_here(self) -> int:
+    def n_unsent(self) -> int:
         """The number of items that this browser has not sent yet."""
         script = "Object.keys(localStorage).filter(name => name.startsWith('tipbench.outbox.')).length"
         return int(self.page.evaluate(script))
@@ -147,14 +147,14 @@ class BatchPage:
 def open_batch_page(visit: Visit, site: Site, sheet: str, **more: Any) -> BatchPage:
     """Open the page of a batch as a judge."""
     at = BatchPage(visit(site, "judge", **more), sheet)
-    assert at.sight.go(f"/judge/batches/{sheet}") == 200
+    assert at.view.go(f"/judge/batches/{sheet}") == 200
     at.ready()
     return at
 
 
 def another_tab(at: BatchPage) -> BatchPage:
     """Open the same batch in another tab of the same browser."""
-    other = BatchPage(Sight(at.page.context.new_page(), at.sight.origin), at.sheet)
+    other = BatchPage(PageView(at.page.context.new_page(), at.view.origin), at.sheet)
     other.page.goto(at.page.url.partition("#")[0])
     other.ready()
     return other

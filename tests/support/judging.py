@@ -21,8 +21,8 @@ from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, ItemKind, Stor
 from tipbench.plan.collect_config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.cell_run import RunContext, cell_run
-from tipbench.record.generation import Generated
+from tipbench.record.cell_run import CollectContext, cell_run
+from tipbench.record.generation import GeneratedCell
 from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import Experiment, MemoryStore, RunStore
 
@@ -58,12 +58,12 @@ def record_cells(
     suite = suite or load_suite("tips")
     values = {"models": ",".join(models), "n_tips": 3, "experiment": experiment, "prompts": ",".join(suite.prompts)}
     config = make_config({**values, **options})
-    setting = RunContext(config, suite, "c" * 32)
+    setting = CollectContext(config, suite, "c" * 32)
     for model in models:
         facts = ModelFacts(model, "ollama", "0.11.4", "here", f"sha256:{model}/{build}", params_b=1.0)
         for cell in plan_grid(suite, config, [ModelIdentity(model, facts.digest)]):
             answer = Completion(write(cell, random.Random(cell.key)), "stop", latency_s=1.0)
-            run = cell_run(setting, facts, Generated(cell, answer, start_ms, start_ms + 1))
+            run = cell_run(setting, facts, GeneratedCell(cell, answer, start_ms, start_ms + 1))
             store.record(found.experiment_id, run)
     return found
 

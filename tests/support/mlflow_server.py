@@ -69,7 +69,7 @@ class RealMlflow:
                 time.sleep(0.05)
 
     def __enter__(self) -> Self:
-        return self if self._process else self.start()
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -81,11 +81,6 @@ class RealMlflow:
                 log = (self.folder / "server.log").read_text("utf-8", "replace")
                 pytest.fail(f"mlflow server did not start:\n{log[-3000:]}")
             time.sleep(0.1)
-
-
-def start_mlflow(folder: Path) -> RealMlflow:
-    """A started server; stop it, or use it in a `with`."""
-    return RealMlflow(folder).start()
 
 
 def require_mlflow() -> None:

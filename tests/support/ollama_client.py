@@ -12,7 +12,10 @@ import httpx
 
 from support.polling import eventually
 
-ASK = [{"role": "system", "content": "You are a coach."}, {"role": "user", "content": "Write exactly 2 short tips."}]
+MESSAGES = [
+    {"role": "system", "content": "You are a coach."},
+    {"role": "user", "content": "Write exactly 2 short tips."},
+]
 A, B = "alpha:135m", "beta:135m"
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates is slow
 
@@ -27,7 +30,7 @@ class ChatResult:
 
     status: int
     lines: list[dict[str, object]]
-    garbage: list[str]
+    invalid_lines: list[str]
     error: str = ""
 
     @property
@@ -42,7 +45,7 @@ class ChatResult:
 def chat(url: str, model: str = A, *, timeout: float = 60.0, **more: object) -> ChatResult:
     """Send a request to /api/chat and return the response."""
     got = ChatResult(0, [], [])
-    body = {"model": model, "messages": ASK} | more
+    body = {"model": model, "messages": MESSAGES} | more
     try:
         with (
             plain_client(timeout) as client,
@@ -66,7 +69,7 @@ def _keep(line: bytes, got: ChatResult) -> None:
     try:
         got.lines.append(json.loads(line))
     except ValueError:
-        got.garbage.append(repr(line))
+        got.invalid_lines.append(repr(line))
 
 
 def post(url: str, path: str, **body: object) -> httpx.Response:
@@ -100,7 +103,7 @@ def until_empty(url: str, wait_s: float = 60.0) -> bool:
 def leave_early(url: str, after_s: float) -> None:
     """Send a chat request and disconnect before the response."""
     host, port = url.removeprefix("http://").split(":")
-    body = json.dumps({"model": A, "messages": ASK}).encode()
+    body = json.dumps({"model": A, "messages": MESSAGES}).encode()
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         time.sleep(after_s)

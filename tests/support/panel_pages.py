@@ -13,10 +13,10 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from support.hostile import MARK, fitting, hostile_names, hostile_words
+from support.hostile import MARK, as_name, hostile_names, hostile_words
 from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
-from support.sample_experiment import SampleExperiment, Words, empty_experiment, record_sample
+from support.sample_experiment import SAMPLE_EXPERIMENT, SampleExperiment, Words, empty_experiment, record_sample
 from support.scripted_runner import ScriptedRunner
 from support.serving import learn, open_service
 from tipbench.jobs.command import collect_request, judge_request
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Who = Literal["admin", "judge", "nobody"]
 EMPTY = "tip-bench-empty"
-BARE = "tip-bench-unjudged"
+UNJUDGED = "tip-bench-unjudged"
 _SECRET_COOKIE = "tipbench_session"
 _TIMEOUT_MS = 120_000  # long, for a busy machine
 # Elements and attributes that no text may create; the pages themselves have none of these.
@@ -51,7 +51,7 @@ PLANTED = (
 
 
 @dataclass(frozen=True)
-class Shown:
+class FurnishedPanel:
     """A panel with its content and the paths of its pages by name."""
 
     site: Site
@@ -64,7 +64,7 @@ class Shown:
 
 
 @dataclass
-class Sight:
+class PageView:
     """An open page with its requests to other hosts, its console errors and its missing resources."""
 
     page: Page
@@ -72,7 +72,7 @@ class Sight:
     outside: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    going: str = ""
+    requested_url: str = ""
 
     def listen(self) -> None:
         """Record console messages and missing resources; the page itself may be missing on purpose."""
@@ -85,27 +85,27 @@ class Sight:
             if line.type == "error":
                 self.console.append(line.text)
 
-        def answered(got: Response) -> None:
-            if got.status >= 400 and got.url != self.going:
-                self.missing.append(f"{got.status} {got.url}")
+        def on_response(response: Response) -> None:
+            if response.status >= 400 and response.url != self.requested_url:
+                self.missing.append(f"{response.status} {response.url}")
 
         self.page.on("dialog", on_dialog)
         self.page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
         self.page.on("console", on_console)
-        self.page.on("response", answered)
+        self.page.on("response", on_response)
 
     def go(self, path: str) -> int:
         """Open a page, expand everything on it and return its status."""
-        self.going = self.origin + path
-        response = self.page.goto(self.going, wait_until="load")
+        self.requested_url = self.origin + path
+        response = self.page.goto(self.requested_url, wait_until="load")
         assert response is not None
         self.unfold()
         return response.status
 
     def forget(self) -> None:
         """Clear what was recorded so far."""
-        for noted in (self.outside, self.console, self.missing):
-            noted.clear()
+        for record in (self.outside, self.console, self.missing):
+            record.clear()
 
     def unfold(self) -> None:
         """Expand all collapsed parts."""
@@ -141,34 +141,34 @@ class Visit:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
 
-    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> Sight:
+    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> PageView:
         """Return a page of a new browser context, logged in."""
-        sight = self.anonymous(site.url, width=width, **more)
+        view = self.anonymous(site.url, width=width, **more)
         if who != "nobody":
             cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
-            sight.page.context.add_cookies([cookie])  # type: ignore[list-item]
-        return sight
+            view.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        return view
 
-    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> Sight:
+    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> PageView:
         """Return a page of a new browser context without a session."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
         context.set_default_timeout(_TIMEOUT_MS)
         self._contexts.append(context)
-        sight = Sight(context.new_page(), url)
-        context.route("**/*", lambda route: _pass_on(sight, route))
-        sight.listen()
-        return sight
+        view = PageView(context.new_page(), url)
+        context.route("**/*", lambda route: _pass_on(view, route))
+        view.listen()
+        return view
 
     def close(self) -> None:
         for context in self._contexts:
             context.close()
 
 
-def _pass_on(sight: Sight, route: Route) -> None:
-    if route.request.url.startswith((f"{sight.origin}/", "data:image/")):
+def _pass_on(view: PageView, route: Route) -> None:
+    if route.request.url.startswith((f"{view.origin}/", "data:image/")):
         route.continue_()
     else:
-        sight.outside.append(route.request.url)
+        view.outside.append(route.request.url)
         route.abort()
 
 
@@ -182,39 +182,39 @@ def _session(site: Site, who: Who) -> str:
 
 
 @contextmanager
-def furnished_panel(folder: Path) -> Iterator[Shown]:
+def furnished_panel(folder: Path) -> Iterator[FurnishedPanel]:
     """Serve a panel with ordinary content."""
-    words = Words()
-    store = MemoryStore()
-    content = record_sample(store, words=words)
-    empty_experiment(store, EMPTY)
-    furnish_unjudged(store)
-    with panel_site(folder / "home", store, runner=_runner(words)) as site:
-        _submit_jobs(site, content, words)
-        policies = furnish_policies(folder / "home", store, "trial on staging")
-        yield Shown(site, content, words, {**page_paths(site, content), **policies})
+    with _panel(folder / "home", MemoryStore(), SAMPLE_EXPERIMENT, Words(), note="trial on staging") as panel:
+        yield panel
 
 
 @contextmanager
-def hostile_panel(folder: Path) -> Iterator[Shown]:
+def hostile_panel(folder: Path) -> Iterator[FurnishedPanel]:
     """Serve a panel in which every name and text is hostile."""
     words = hostile_words(folder / "suite")
     store = MemoryStore()
     names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
     for name in names:
         store.ensure_experiment(name)
-    content = record_sample(store, names[4] + "/a b?c=d&e#f", words)
-    empty_experiment(store, EMPTY)
-    furnish_unjudged(store)
-    with panel_site(folder / "home", store, runner=_runner(words)) as site:
+    with _panel(folder / "home", store, names[4] + "/a b?c=d&e#f", words, note=names[0]) as panel:
         for name in hostile_names(60):
-            site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
+            panel.site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
+        yield panel
+
+
+@contextmanager
+def _panel(home: Path, store: MemoryStore, experiment: str, words: Words, *, note: str) -> Iterator[FurnishedPanel]:
+    """Serve a panel with experiments, jobs, policies and a simulation. `note` is user and reason of the promotions."""
+    content = record_sample(store, experiment, words)
+    empty_experiment(store, EMPTY)
+    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
+    with panel_site(home, store, runner=_runner(words)) as site:
         _submit_jobs(site, content, words)
-        policies = furnish_policies(folder / "home", store, names[0])
-        yield Shown(site, content, words, {**page_paths(site, content), **policies})
+        policies = _furnish_policies(home, store, note)
+        yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
 
 
-def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str]:
+def _furnish_policies(home: Path, store: MemoryStore, note: str) -> dict[str, str]:
     """Record decisions of a policy server, promotions and a simulation; return their pages by name."""
     with open_service(home) as service:
         for policy in POLICIES:
@@ -222,23 +222,18 @@ def furnish_policies(home: Path, store: MemoryStore, word: str) -> dict[str, str
     with switches_of(home) as switches:
         switches.set_shadow("egreedy-v2-shadow", True)
         switches.add_shadow_counts("egreedy-v2-shadow", ShadowCounts(calls=1200, dropped=3, errors=1))
-        switches.switch_unchecked("egreedy/v3", user=word, reason=word)
-    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=word)
+        switches.switch_unchecked("egreedy/v3", user=note, reason=note)
+    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=note)
     config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
     run_id = record_simulation(store, simulate(config, workers=1).to_json())
     return {"policies": "/policies?user_id=u1", "simulation": f"/simulations/{run_id}"}
-
-
-def furnish_unjudged(store: MemoryStore) -> None:
-    """Record an experiment with unjudged answers."""
-    store.mark_changed(record_cells(store, experiment=BARE, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
     """Return the paths of all admin pages by name."""
     here = f"/experiments/{quote(content.name, safe='')}"
     first, last = content.pairs[0], content.pairs[-1]
-    ask = urlencode({"baseline": f"{last.model}/{last.prompt}"})
+    baseline = urlencode({"baseline": f"{last.model}/{last.prompt}"})
     pair = urlencode({"model": first.model, "prompt": first.prompt})
     jobs = {
         f"job {number}": f"/jobs/{job.id}" for number, job in enumerate(site.panel.jobs.store.page(JobFilter()).items)
@@ -252,13 +247,13 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "promotions": "/promotions",
         **jobs,
         "leaderboard": here,
-        "leaderboard with a baseline": f"{here}?{ask}",
+        "leaderboard with a baseline": f"{here}?{baseline}",
         "leaderboard by model": f"{here}?by=model&provisional=true",
         "leaderboard of nothing": f"/experiments/{EMPTY}",
-        "leaderboard of the unjudged": f"/experiments/{BARE}",
+        "leaderboard of the unjudged": f"/experiments/{UNJUDGED}",
         "pair": f"{here}/pairs?{pair}",
         "scenario matrix": f"{here}/scenarios",
-        "pair against a baseline": f"{here}/pairs?{pair}&{ask}",
+        "pair against a baseline": f"{here}/pairs?{pair}&{baseline}",
         "runs": f"{here}/runs",
         "runs that failed": f"{here}/runs?state=failed",
         "runs of judging": f"{here}/runs?kind=judging",
@@ -313,68 +308,67 @@ def _events(words: Words, *, ended: bool) -> list[events.Event]:
 def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
     """Submit jobs that end in each state, and one that stays in the queue."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
-    models = ",".join(fitting(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
+    models = ",".join(as_name(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
     for key in ("succeeded", "failed", "lost", "running", "queued"):
-        order = replace(collect_request(config, started_by=words.judges[0]), resources=(key[:1],))
-        if key == "queued":
-            order = replace(order, resources=("r",))
-        site.panel.jobs.submit(order, idempotency_key=key)
+        resource = "running" if key == "queued" else key  # the queued job waits for the resource of the running one
+        request = replace(collect_request(config, started_by=words.judges[0]), resources=(resource,))
+        site.panel.jobs.submit(request, idempotency_key=key)
     judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
     site.panel.jobs.submit(judging, idempotency_key="judge")
 
 
-def after_forms(sight: Sight, shown: Shown, folder: Path) -> Iterator[str]:
+def after_forms(view: PageView, shown: FurnishedPanel, folder: Path) -> Iterator[str]:
     """Yield the name of each page that follows a submitted form."""
-    page, words, here = sight.page, shown.words, shown.pages["judges"]
+    page, words, here = view.page, shown.words, shown.pages["judges"]
     text = "; ".join(words.tips)[:3000]
     for name in ("models", "experiment"):
-        _open_form(sight, "/run")
+        _open_form(view, "/run")
         page.locator(f"input[type=text][name={name}]").fill(text)
         page.get_by_role("button", name="Show plan").click()
         page.locator("#outcome").wait_for()
         yield f"run form with wrong {name}"
-    _open_form(sight, f"/run?{urlencode({'experiment': shown.content.name})}")
+    _open_form(view, f"/run?{urlencode({'experiment': shown.content.name})}")
     page.locator("input[type=text][name=models]").fill("baseline:template")
     page.get_by_role("button", name="Show plan").click()
     page.locator("#plan-result, #outcome").first.wait_for()
     yield "plan"
-    wrong = folder / f"{fitting(words.tips[0], 60).replace('/', '∕')}.json"
+    wrong = folder / f"{as_name(words.tips[0], 60).replace('/', '∕')}.json"
     wrong.write_text(json.dumps({"format": text, "experiment": shown.content.name, "sheet": text, "items": [text]}))
-    _upload(sight, here, wrong)
+    _upload(view, here, wrong)
     yield "refused import"
     filled = folder / "filled.json"
     filled.write_text(json.dumps(_filled(shown)))
-    _upload(sight, here, filled)
+    _upload(view, here, filled)
     page.locator("#preview").wait_for()
     yield "preview of an import"
-    _open_form(sight, here)
+    _open_form(view, here)
     page.locator("#export input[name=judge]").fill(words.judges[1])
     with page.expect_navigation():
         page.get_by_role("button", name="Create sheet").click()
     yield "export"
-    _open_form(sight, "/settings")
+    _open_form(view, "/settings")
     page.locator("input[name=name]").fill(words.judges[0])
     page.locator("form", has=page.locator("input[name=name]")).locator("button[type=submit]").click()
     page.locator("#new-token").wait_for()
     yield "new token"
 
 
-def _open_form(sight: Sight, path: str) -> None:
+def _open_form(view: PageView, path: str) -> None:
     """Open a form without the browser's validation, so that the panel validates it."""
-    sight.go(path)
-    sight.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
-    sight.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
+    view.go(path)
+    view.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
+    view.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
 
 
-def _upload(sight: Sight, path: str, file: Path) -> None:
-    _open_form(sight, path)
-    sight.page.locator("input[type=file]").set_input_files(file)
-    with sight.page.expect_navigation():
-        sight.page.get_by_role("button", name="Preview").click()
+def _upload(view: PageView, path: str, file: Path) -> None:
+    _open_form(view, path)
+    view.page.locator("input[type=file]").set_input_files(file)
+    with view.page.expect_navigation():
+        view.page.get_by_role("button", name="Preview").click()
 
 
-def _filled(shown: Shown) -> Any:
+def _filled(shown: FurnishedPanel) -> Any:
     driver = shown.content.driver
     judging = find_sheet(driver.store, driver.experiment, shown.content.open_sheet)
     assert judging is not None

@@ -25,11 +25,11 @@ from tipbench.judge.sheet_store import ItemKind, StoredSheet, now_iso
 from tipbench.plan.collect_config import CollectConfig, make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
-from tipbench.record.cell_run import RunContext, cell_run
-from tipbench.record.generation import Generated
+from tipbench.record.cell_run import CollectContext, cell_run
+from tipbench.record.generation import GeneratedCell
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary, TotalsByPair, collection_run, refused_run
+from tipbench.record.summary import Summary, collection_run, refused_run
 
 SAMPLE_EXPERIMENT = "tip-bench-furnished"
 COLLECTION = "c0" * 16
@@ -118,7 +118,7 @@ class _SampleWriter:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        setting = RunContext(self.config, self.words.suite, COLLECTION)
+        setting = CollectContext(self.config, self.words.suite, COLLECTION)
         start = next(self.tick)
         answer: Completion | EngineFailure
         if text is None:
@@ -126,7 +126,7 @@ class _SampleWriter:
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
-        generated = Generated(cell, answer, start, start + 3000, foreign_resident=text == "")
+        generated = GeneratedCell(cell, answer, start, start + 3000, foreign_resident=text == "")
         run = cell_run(setting, facts, generated, tuple(supersedes))
         return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
@@ -143,12 +143,12 @@ class _SampleWriter:
                 runs["stale"] = self.record(*self.cells(model, build="1")[0], self.answer())
                 runs["superseded"] = self.record(*cells[0], None)
             for number, (facts, cell) in enumerate(cells):
-                first, floored = at == number == 0, at == 1 and number == len(cells) - 1
-                old = [runs["superseded"]] if first else []
-                text = "" if floored else self.answer()
-                name = "judged" if first else "floored" if floored else ""
-                run_id = self.record(facts, cell, text, old)
-                runs |= {name: run_id} if name else {}
+                if at == number == 0:
+                    runs["judged"] = self.record(facts, cell, self.answer(), supersedes=[runs["superseded"]])
+                elif at == 1 and number == len(cells) - 1:
+                    runs["floored"] = self.record(facts, cell, "")
+                else:
+                    self.record(facts, cell, self.answer())
         return runs
 
     def judge(self) -> tuple[str, str]:
@@ -156,14 +156,14 @@ class _SampleWriter:
         first, second = self.words.judges
         half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
-            self.send_back(self.driver.export(first, seed=1, **options).stored)
-        self.send_back(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
+            self.apply_filled(self.driver.export(first, seed=1, **options).stored)
+        self.apply_filled(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
         held = self.driver.export(second, seed=3, limit=half, everything=True).stored  # enough controls for a verdict
         assert self.driver.apply(self.filled(held, careless=True)).status == "held"
         still_open = self.driver.export(second, seed=4, everything=True).stored
         return held.sheet.id, still_open.sheet.id
 
-    def send_back(self, judging: StoredSheet) -> None:
+    def apply_filled(self, judging: StoredSheet) -> None:
         applied = self.driver.apply(self.filled(judging))
         assert applied.status == "applied", applied
 
@@ -198,8 +198,8 @@ class _SampleWriter:
         """Record a judged cell of a scenario that is in no suite."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
-            RunContext(self.config, self.words.suite, COLLECTION), facts,
-            Generated(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
+            CollectContext(self.config, self.words.suite, COLLECTION), facts,
+            GeneratedCell(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
         scores = {"relevance": 3.0, "actionability": 3.0, "tone": 3.0, "composite": 11.0}
@@ -221,9 +221,7 @@ class _SampleWriter:
         store, experiment = self.driver.store, self.driver.experiment
         evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
         refused = dict(self.words.refused)
-        summary = Summary(
-            experiment.name, None, 96, 0, 96, 1, 512.5, TotalsByPair(), evidence, refused, tuple(self.words.failures)
-        )
+        summary = Summary(experiment.name, None, 96, 0, 96, 1, 512.5, {}, evidence, refused, tuple(self.words.failures))
         now = next(self.tick)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"

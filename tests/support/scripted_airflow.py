@@ -31,14 +31,14 @@ USER, PASSWORD = "bench", "a-password-for-tests"
 Reply = tuple[int, Any]
 _FAULTS = {"busy": (503, b"try later"), "html": (200, b"<html>another program</html>")}
 _MAX_BODY_BYTES = 1_000_000
-Collecting = Callable[[str, list[str]], int]  # model, log → exit code
-_SIMPLE_TASKS = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
+CollectFunction = Callable[[str, list[str]], int]  # model, log → exit code
+_UNMAPPED_TASKS = ("plan", "export_for_judge", "wait_for_judge", "compare", "outcome")
 
 
 class ScriptedAirflow:
     """The server in a thread of this process. `fault` replaces every response: away, busy, html, or empty for none."""
 
-    def __init__(self, home: Path, collecting: Collecting | None = None) -> None:
+    def __init__(self, home: Path, collecting: CollectFunction | None = None) -> None:
         """`collecting` replaces the real command: it writes to the log and returns an exit code."""
         self.home = home
         self.collecting = collecting
@@ -54,7 +54,7 @@ class ScriptedAirflow:
         self.runs: dict[str, ScriptedDagRun] = {}
         self.lost_response_path = ""  # a path whose next request is carried out without a response
         self.failing_path, self.failing_status = "", 500  # part of a path, and the status of its responses
-        self.echoed_path = ""  # the beginning of a path whose requests are returned as an error
+        self.echoed_path = ""  # the beginning of a path whose requests are returned in an error response
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
         self._server.daemon_threads = True
@@ -104,7 +104,7 @@ class ScriptedAirflow:
             return 200, {"task_instances": []}
         if len(segments) == 3 and method == "POST":
             return self._trigger(body)
-        return self._answer_run(method, segments[3:], query, body)
+        return self._answer_for_run(method, segments[3:], query, body)
 
     def _log_in(self, body: dict[str, Any]) -> Reply:
         self.logins += 1
@@ -126,19 +126,19 @@ class ScriptedAirflow:
         self.runs[run_id].start()
         return 200, {"dag_run_id": run_id, "state": "queued"}
 
-    def _answer_run(self, method: str, segments: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
+    def _answer_for_run(self, method: str, segments: list[str], query: dict[str, str], body: dict[str, Any]) -> Reply:
         run = self.runs.get(segments[0])
         if run is None:
             return 404, {"detail": "The DagRun was not found"}
         if len(segments) == 1:
-            return self._change_run(method, segments[0], run)
+            return self._answer_for_whole_run(method, segments[0], run)
         if len(segments) == 2:
             found = [task.to_json() for task in run.tasks]
             start = int(query.get("offset", 0))
             return 200, {"task_instances": found[start : start + int(query["limit"])], "total_entries": len(found)}
-        return self._answer_task(method, run, segments[2:], query, body)
+        return self._answer_for_task(method, run, segments[2:], query, body)
 
-    def _change_run(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
+    def _answer_for_whole_run(self, method: str, run_id: str, run: ScriptedDagRun) -> Reply:
         if method == "DELETE":
             del self.runs[run_id]
             run.cancel()
@@ -149,7 +149,7 @@ class ScriptedAirflow:
             run.cancel()
         return 200, {"dag_run_id": run_id, "state": run.state}
 
-    def _answer_task(
+    def _answer_for_task(
         self, method: str, run: ScriptedDagRun, segments: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
         if segments[-1] == "hitlDetails":
@@ -240,7 +240,7 @@ class ScriptedDagRun:
         self._process: subprocess.Popen[str] | None = None
         models = split_names(self.conf["models"])
         self._collects = [ScriptedTask("collect", at, model, "ollama") for at, model in enumerate(models)]
-        self._others = {name: ScriptedTask(name) for name in _SIMPLE_TASKS}
+        self._others = {name: ScriptedTask(name) for name in _UNMAPPED_TASKS}
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -266,7 +266,7 @@ class ScriptedDagRun:
                 os.killpg(process.pid, signal.SIGTERM)
 
     def answer_gate(self, body: Mapping[str, Any]) -> tuple[int, Any]:
-        """Answer the task that waits for the judge."""
+        """Respond to the task that waits for the judge."""
         if self._answered.is_set():
             return 409, {"detail": "has already been updated"}
         if body.get("chosen_options") != ["Compare now"]:
@@ -280,7 +280,7 @@ class ScriptedDagRun:
         named = {tuple(each) if isinstance(each, list) else (each, -1) for each in task_ids}
         follows = False
         for task in self.tasks:
-            if (task.task_id, task.map_index) in named or (follows and task.task_id in _SIMPLE_TASKS):
+            if (task.task_id, task.map_index) in named or (follows and task.task_id in _UNMAPPED_TASKS):
                 task.state, follows = None, True
         self.state = "queued"
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -289,36 +289,38 @@ class ScriptedDagRun:
     def _run(self) -> None:
         self._wait_until(lambda: not self._airflow.paused)
         self.state = "running"
-        self._run_simple_task("plan", "planned")
+        self._run_unmapped("plan", "planned")
         for task in self._collects:
             if task.state is None:
                 self._collect(task)
-        self._run_simple_task("export_for_judge", "exported")
+        self._run_unmapped("export_for_judge", "exported")
         if self.conf.get("wait_for_judge") and not self._cancelled.is_set():
             self._others["wait_for_judge"].begin()
             self._others["wait_for_judge"].state = "awaiting_input"
             self._wait_until(self._answered.is_set)
-        self._run_simple_task("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
-        self._run_simple_task("compare", "compared")
+        self._run_unmapped("wait_for_judge", "", skip=not self.conf.get("wait_for_judge"))
+        self._run_unmapped("compare", "compared")
         failed = any(task.state == "failed" for task in self._collects)
-        self._run_simple_task("outcome", "a model failed" if failed else "all models are collected")
+        self._run_unmapped("outcome", "a model failed" if failed else "all models are collected")
         if failed:
             self._others["outcome"].state = "failed"
         self.state = "failed" if failed or self._cancelled.is_set() else "success"
 
-    def _run_simple_task(self, name: str, message: str, *, skip: bool = False) -> None:
+    def _run_unmapped(self, name: str, log_line: str, *, skip: bool = False) -> None:
         task = self._others[name]
         if task.state not in (None, "awaiting_input"):
             return
         if skip or self._cancelled.is_set():
             task.state = "skipped"
             return
-        (task.logs[task.attempt] if task.state else task.begin()).append(message)
+        log = task.logs[task.attempt] if task.state else task.begin()
+        log.append(log_line)
         task.state = "success"
 
-    def _wait_until(self, wanted: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition or the cancellation, at most two minutes."""
         deadline = time.monotonic() + 120
-        while not wanted() and not self._cancelled.is_set() and time.monotonic() < deadline:
+        while not condition() and not self._cancelled.is_set() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _collect(self, task: ScriptedTask) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.ollama_client import (
-    ASK,
+    MESSAGES,
     A,
     B,
     chat,
@@ -92,7 +92,7 @@ class TestContract:
     def test_invalid_keep_alive_is_refused(self, server: OllamaServer) -> None:
         wrong: list[object] = [True, "", "soon", [], "5 min", "300", "-1", "1.5"]
         for keep_alive in wrong:
-            answer = post(server.url, "/api/chat", model=A, messages=ASK, keep_alive=keep_alive)
+            answer = post(server.url, "/api/chat", model=A, messages=MESSAGES, keep_alive=keep_alive)
             assert answer.status_code == 400
             assert keep_alive not in ("300", "-1", "1.5") or "missing unit" in answer.json()["error"]
         assert resident(server.url) == []
@@ -147,13 +147,13 @@ class TestContract:
         assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
 
     def test_answer_without_streaming_is_one_object(self, server: OllamaServer) -> None:
-        answer = post(server.url, "/api/chat", model=A, messages=ASK, stream=False, options=SHORT)
+        answer = post(server.url, "/api/chat", model=A, messages=MESSAGES, stream=False, options=SHORT)
         assert answer.json()["done"] is True
         assert answer.json()["message"]["content"]
 
     def test_missing_model_is_404_with_an_error(self, server: OllamaServer) -> None:
         for path in ("/api/chat", "/api/generate", "/api/show"):
-            answer = post(server.url, path, model="nobody:1b", messages=ASK)
+            answer = post(server.url, path, model="nobody:1b", messages=MESSAGES)
             assert answer.status_code == 404
             assert answer.json()["error"]
 
@@ -161,8 +161,8 @@ class TestContract:
         with plain_client() as client:
             assert client.post(f"{server.url}/api/chat", content=b"garbage").status_code == 400
             assert client.post(f"{server.url}/api/chat", content=b"").status_code == 400
-        assert post(server.url, "/api/chat", model="", messages=ASK).status_code == 400
-        assert post(server.url, "/api/chat", model=A, messages=ASK, think=True).status_code == 400
+        assert post(server.url, "/api/chat", model="", messages=MESSAGES).status_code == 400
+        assert post(server.url, "/api/chat", model=A, messages=MESSAGES, think=True).status_code == 400
 
     def test_unknown_paths_are_404_and_wrong_methods_405(self, server: OllamaServer) -> None:
         with plain_client() as client:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ollama_client import (
-    ASK,
+    MESSAGES,
     A,
     B,
     ChatResult,
@@ -191,7 +191,7 @@ class TestFaults:
         result = chat(server.url)
         assert [line["done"] for line in result.lines] == [False]
         assert json.loads(result.text)
-        whole = post(server.url, "/api/chat", model=A, messages=ASK, stream=False).json()
+        whole = post(server.url, "/api/chat", model=A, messages=MESSAGES, stream=False).json()
         assert whole["done"] is False
 
     def test_reset_before_the_first_byte(self, server: ScriptedOllama) -> None:
@@ -213,7 +213,7 @@ class TestFaults:
     def test_held_call_is_answered_once_the_fault_is_cleared(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hold", calls=(1,)))
         with pytest.raises(httpx.ReadTimeout), plain_client(0.2) as client:
-            client.post(f"{server.url}/api/chat", json={"model": A, "messages": ASK})
+            client.post(f"{server.url}/api/chat", json={"model": A, "messages": MESSAGES})
         server.add_faults(Fault("hold", calls=(2,)))
         ended: list[ChatResult] = []
         thread = threading.Thread(target=lambda: ended.append(chat(server.url)))
@@ -245,7 +245,7 @@ class TestFaults:
     def test_garbage_line_between_good_ones(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("garbage", 2))
         result = chat(server.url)
-        assert len(result.garbage) == 1
+        assert len(result.invalid_lines) == 1
         assert result.last["done"] is True
 
     def test_thinking_comes_before_the_answer_unless_switched_off(self) -> None:
@@ -258,7 +258,7 @@ class TestFaults:
         server.add_faults(Fault("endless"))
         with (
             plain_client() as client,
-            client.stream("POST", f"{server.url}/api/chat", json={"model": A, "messages": ASK}) as answer,
+            client.stream("POST", f"{server.url}/api/chat", json={"model": A, "messages": MESSAGES}) as answer,
         ):
             lines = answer.iter_lines()
             assert all('"done":false' in next(lines) for _ in range(100))
@@ -345,7 +345,7 @@ class TestLog:
         assert eventually(lambda: server.log.calls(A)[0].outcome != "running")  # the log is written after the answer
         request = server.log.calls(A)[0]
         assert (request.keep_alive, request.options, request.nth) == ("2m", {"seed": 7}, 1)
-        assert (request.messages, request.status, request.outcome) == (messages_hash(ASK), 200, "finished")
+        assert (request.messages, request.status, request.outcome) == (messages_hash(MESSAGES), 200, "finished")
         assert request.finished is not None
         assert request.started < request.finished
 
@@ -378,7 +378,7 @@ class TestProcess:
 
 def _send_chats(url: str, n: int) -> None:
     host, port = url.removeprefix("http://").split(":")
-    body = json.dumps({"model": A, "messages": ASK}).encode()
+    body = json.dumps({"model": A, "messages": MESSAGES}).encode()
     with socket.create_connection((host, int(port))) as client:
         for _ in range(n):
             client.sendall(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))

@@ -18,7 +18,7 @@ from tipbench.record.events import Exit, event_line
 from tipbench.record.store import RunStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
-from tipbench.web.deps import MlflowConnection
+from tipbench.web.deps import PanelMlflow
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access
 from web.panels import API, BASE, JUDGE, Served, TestClient
 
@@ -48,7 +48,7 @@ def followed(
     settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
-    records = PanelMlflowLookup(MlflowConnection(settings, store))
+    records = PanelMlflowLookup(PanelMlflow(settings, store))
     runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)

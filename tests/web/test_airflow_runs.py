@@ -25,7 +25,7 @@ from tipbench.plan.collect_config import make_config
 from tipbench.record import events as wire
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
-from tipbench.web.deps import MlflowConnection
+from tipbench.web.deps import PanelMlflow
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access, default_runner, make_runners
 from tipbench.web.panel.jobs import JobText
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
@@ -78,7 +78,7 @@ def test_the_setting_chooses_the_default_runner(home: Path, scripted_airflow: Sc
 def test_incompatible_settings_are_refused_at_the_start(tmp_path: Path, given: dict[str, str], words: str) -> None:
     settings = load_settings({"TIPBENCH_HOME": str(tmp_path), **given}, tmp_path)
     with pytest.raises(UsageError, match=words):
-        default_runner(settings, make_runners(settings, MlflowConnection(settings, MemoryStore())))
+        default_runner(settings, make_runners(settings, PanelMlflow(settings, MemoryStore())))
 
 
 def test_waiting_for_the_judge_needs_airflow(served: Served) -> None:
@@ -205,7 +205,7 @@ def order(home: Path, **changes: Any) -> Job:
 
 
 def records(home: Path, store: MemoryStore) -> PanelMlflowLookup:
-    return PanelMlflowLookup(MlflowConnection(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
+    return PanelMlflowLookup(PanelMlflow(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
@@ -292,7 +292,7 @@ def test_an_empty_setting_counts_as_unset(tmp_path: Path) -> None:
     assert airflow_access(partly) == AirflowAccess("http://a:8080", token="t")
     (tmp_path / "tipbench.toml").write_text('airflow_url = ""\nairflow_public_url = ""\nrunner = ""\n')
     in_file = load_settings(empty, tmp_path)
-    runners = make_runners(in_file, MlflowConnection(in_file, MemoryStore()))
+    runners = make_runners(in_file, PanelMlflow(in_file, MemoryStore()))
     assert (list(runners), default_runner(in_file, runners)) == (["local"], "local")
 
 

@@ -22,7 +22,7 @@ from tipbench.record.run import StoredRun
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
 from tipbench.web.cache import LIFE_S, Cache
-from tipbench.web.deps import MlflowConnection
+from tipbench.web.deps import PanelMlflow
 from tipbench.web.job_service import PanelMlflowLookup
 from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
 from web.batching import JudgeClient, kept
@@ -174,7 +174,7 @@ def test_cells_are_counted_after_a_change_and_periodically(home: Path) -> None:
     experiment = record_cells(store)
     store.mark_changed(experiment.experiment_id)
     settings = load_settings({"TIPBENCH_HOME": str(home)}, home.parent)
-    records = PanelMlflowLookup(MlflowConnection(settings, store), Cache(4, lambda: now[0]))
+    records = PanelMlflowLookup(PanelMlflow(settings, store), Cache(4, lambda: now[0]))
     job = waiting_job(home)
     assert [records.pending(job) for _ in range(10)] == [48] * 10
     first = store.reads

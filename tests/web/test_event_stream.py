@@ -77,7 +77,7 @@ def watched(home: Path) -> Iterator[Watched]:
         folder = JobFolder(home / "jobs", job.id)
         folder.make()
         headers = {"Authorization": f"Bearer {secret}"}
-        pen = EventWriter(folder.events)
+        pen = EventWriter(folder.events_file)
         with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
             yield Watched(app, client, job, pen, token.id, secret)
         pen.close()

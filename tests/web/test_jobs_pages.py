@@ -335,11 +335,11 @@ def test_a_job_that_succeeded_is_not_retried(panel: ScriptedPanel) -> None:
 
 
 def test_the_header_shows_running_jobs(panel: ScriptedPanel) -> None:
-    assert 'id="header-chip"' not in panel.served.get("/jobs").text
+    assert 'id="jobs-link"' not in panel.served.get("/jobs").text
     job = panel.collect(RUNNING, *HALF)
     panel.collect()
     page = panel.served.get("/run").text
-    assert f'id="header-chip" href="/jobs/{job.id}"' in page
+    assert f'id="jobs-link" href="/jobs/{job.id}"' in page
     assert "1 running" in page
 
 

@@ -269,18 +269,18 @@ def batch(number: int, status: str, judge: str = "anna", skipped: int = 0) -> Ba
 def test_judges_with_a_held_batch_come_first_and_so_do_held_batches() -> None:
     batches = [batch(1, "applied", "ben"), batch(2, "open"), batch(3, "held", "zoe"), batch(4, "open", "zoe")]
     found = batch_views(batches, lambda _sheet: (), {"zoe": 0.5})
-    assert [(each.judge, [view.sheet for view, _ in each.batches]) for each in found] == [
+    assert [(each["judge"], [view.sheet for view, _ in each["batches"]]) for each in found] == [
         ("zoe", ["s3", "s4"]),
         ("anna", ["s2"]),
         ("ben", ["s1"]),
     ]
-    assert [each.minutes_per_item for each in found] == [0.5, None, None]
+    assert [each["minutes_per_item"] for each in found] == [0.5, None, None]
 
 
 def test_old_closed_batches_are_counted_and_not_listed() -> None:
     batches = [batch(number, "applied") for number in range(MAX_CLOSED + 3)] + [batch(99, "held")]
     (found,) = batch_views(batches, lambda _sheet: (), {})
-    assert (len(found.batches), found.left_out, found.count["applied"]) == (MAX_CLOSED + 1, 3, MAX_CLOSED + 3)
+    assert (len(found["batches"]), found["left_out"], found["count"]["applied"]) == (MAX_CLOSED + 1, 3, MAX_CLOSED + 3)
 
 
 def test_reasons_are_read_only_if_something_was_skipped() -> None:
@@ -291,4 +291,4 @@ def test_reasons_are_read_only_if_something_was_skipped() -> None:
         return [{"item": "i", "number": 1, "reason": "why", "updated": None}]
 
     (found,) = batch_views([batch(1, "open", skipped=1), batch(2, "open")], skips, {})
-    assert (requested, found.skipped) == (["s1"], 1)
+    assert (requested, found["skipped"]) == (["s1"], 1)

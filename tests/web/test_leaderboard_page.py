@@ -314,11 +314,11 @@ def test_a_page_that_nothing_has_changed_is_not_read_again(judged: Served) -> No
 def test_the_table_is_made_once_for_a_revision_and_an_order(changing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str | None] = []
 
-    def standings(board: Leaderboard, sort: str | None) -> Table:
+    def standings_table(board: Leaderboard, sort: str | None) -> Table:
         made.append(sort)
-        return standings_view.standings(board, sort)
+        return standings_view.standings_table(board, sort)
 
-    monkeypatch.setattr(board_html, "standings", standings)
+    monkeypatch.setattr(board_html, "standings_table", standings_table)
     for query in ("", "", "?sort=-rank", "", "?sort=-rank"):
         look(changing, BOARD + query)
     assert made == [None, "-rank"]

@@ -19,7 +19,7 @@ from tipbench import markup
 from tipbench.errors import TipbenchError
 from tipbench.web import queries
 from tipbench.web.panel import pages
-from tipbench.web.panel.pages import Chip, environment, here, render_error
+from tipbench.web.panel.pages import JobsLink, environment, here, render_error
 from web.panels import EXPERIMENT, Served
 
 PAGE = {"Accept": "text/html,*/*"}
@@ -312,16 +312,16 @@ def test_a_failure_names_its_request(served: Served) -> None:
     assert page.headers["x-request-id"] in page.text
 
 
-def test_a_failing_header_chip_does_not_break_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_request: Request) -> Chip | None:
+def test_a_failing_jobs_link_does_not_break_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_request: Request) -> JobsLink | None:
         raise TipbenchError("the list of jobs cannot be read")
 
-    monkeypatch.setattr(pages, "jobs_chip", failing)
+    monkeypatch.setattr(pages, "jobs_link", failing)
     assert look(served, "/settings").status_code == 200
 
 
-def test_the_chip_is_for_admins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "jobs_chip", lambda _request: Chip("2 running", "/jobs", "running"))
+def test_the_jobs_link_is_for_admins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "jobs_link", lambda _request: JobsLink("2 running", "/jobs", "running"))
     assert "2 running" in look(served, "/").text
     assert "2 running" not in look(served, "/judge", token=served.judge).text
 

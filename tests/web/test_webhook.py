@@ -17,7 +17,7 @@ from tipbench.jobs.command import collect_request
 from tipbench.jobs.job import JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import make_config
-from tipbench.record.collect import TrackingStore
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.run import RunChange
 from tipbench.record.store import MemoryStore
 from tipbench.web.database import panel_database
@@ -75,10 +75,10 @@ class Bench:
         self.watch = WebhookWatcher(self.store, self.jobs, self.opened, every_s=EVERY_S, clock=self.clock)
         self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
 
-    def opened(self) -> TrackingStore:
+    def opened(self) -> MlflowConnection:
         if self.away:
             raise MlflowUnavailable("MLflow does not answer.")
-        return TrackingStore(self.runs, "here", "here", "http://here.invalid")
+        return MlflowConnection(self.runs, "here", "here", "http://here.invalid")
 
     def close(self) -> None:
         self.hook.close()

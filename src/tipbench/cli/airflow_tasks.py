@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tipbench.judge.sheet import TipSheet
     from tipbench.plan.suite import Suite
     from tipbench.record.mlflow import MlflowStore
-    from tipbench.record.plan_check import Plan
+    from tipbench.record.plan import Plan
     from tipbench.record.store import Experiment
 
 Conf = Mapping[str, Any]
@@ -67,14 +67,15 @@ def read_conf(conf: Conf, settings: Settings, *, uses_conf_ollama: bool = False)
         values, _ = split_wait_for_judge(conf)
     except InvalidOption as exc:
         raise UsageError(f"conf {exc.key} {exc.problem}") from exc
+    given = {key: value for key, value in values.items() if value is not None}
     for key in URL_KEYS:
-        if "@" in urlsplit(str(conf.get(key) or "")).netloc:
+        if not given.get(key):
+            given.pop(key, None)  # an empty URL counts as missing
+        elif "@" in urlsplit(str(given[key])).netloc:
             raise UsageError(
                 f"conf {key} has a login, but Airflow shows the conf of every run. Leave the login out, "
                 "and set it in the worker's environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             )
-    given = {key: value for key, value in values.items() if value is not None}
-    given = {key: value for key, value in given.items() if value or key not in URL_KEYS}  # an empty URL is missing too
     worker_urls = {key: settings.values[key] for key in URL_KEYS if key in settings.values}
     sources = {**settings.sources, **{key: f"conf {key}" for key in given}}
     config = make_config({**worker_urls, **given}, sources)
@@ -150,7 +151,7 @@ def _wait_for_mlflow(config: CollectConfig, read_experiment: Callable[[], Experi
 
 def pending_cells(conf: Conf) -> int:
     """Return the number of pending cells of the DAG run."""
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
 
     with _open_conf_experiment(conf) as (config, store, experiment):
@@ -160,7 +161,7 @@ def pending_cells(conf: Conf) -> int:
 def export_for_judge(conf: Conf) -> dict[str, Any]:
     """Export a sheet of the DAG run's pending cells to MLflow. Returns its id and the cell counts."""
     from tipbench.judge.sheet import sheet_text
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
     from tipbench.record.run import RunState
 
@@ -219,7 +220,7 @@ def compare(conf: Conf) -> dict[str, Any]:
     from tipbench.compare.cells import CellFilter
     from tipbench.compare.leaderboard import read_leaderboard, record_board
     from tipbench.plan.grid import conditions_of, suite_for
-    from tipbench.record.plan_check import configured_cells
+    from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
 
     with _open_conf_experiment(conf) as (config, store, experiment):
@@ -268,7 +269,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     servers = choose_servers(config, task_urls, url_in_conf=bool(conf.get("ollama_url")))
     suite = suite_for(config)
     survey = _survey_models(config, servers, settings)
-    # None if no model is refused. With skip_refused, None unless all models are refused.
+    # An error if a model is refused; with skip_refused, only if all are.
     refusal = refusal_error(survey.facts, survey.refused, config, hint=" Set skip_refused to run the others.")
     if refusal is not None and not config.skip_refused:
         raise refusal
@@ -365,8 +366,8 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
             accepted[model][task] = facts[model]
     refused_models = [model for model in config.model_names if not accepted[model]]
     all_unavailable = len(unavailable) == len(servers)
-    refusal_fails_run = not config.skip_refused and not set(remote_models).isdisjoint(refused_models)
-    if unavailable and (all_unavailable or refusal_fails_run):
+    remote_is_refused = any(model in refused_models for model in remote_models)
+    if unavailable and (all_unavailable or (remote_is_refused and not config.skip_refused)):
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
@@ -385,12 +386,12 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
 def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: ModelSurvey, settings: Settings) -> Plan:
     from tipbench.generate.engine import free_memory
     from tipbench.plan.grid import conditions_of
-    from tipbench.record.plan_check import make_plan, read_recorded
+    from tipbench.record.plan import make_plan, read_recorded
     from tipbench.record.summary import refused_run
 
-    with open_or_start_mlflow(settings, config.mlflow_url) as tracking:
-        print_message(f"MLflow: {tracking.description}")
-        store = tracking.store
+    with open_or_start_mlflow(settings, config.mlflow_url) as mlflow:
+        print_message(f"MLflow: {mlflow.description}")
+        store = mlflow.store
         experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))
         now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():

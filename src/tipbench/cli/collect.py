@@ -81,7 +81,7 @@ def show_summary(summary: Summary) -> None:
     )
     columns = ("model", "prompt", "cells", "failed", "no tip", "format", "overlong", "latency", "tok/s", "diversity")
     rows = []
-    for (model, prompt), totals in summary.totals_by_pair.pairs.items():
+    for (model, prompt), totals in summary.totals_by_pair.items():
         latency = number(totals.mean("latency_s"))
         rows.append(
             [

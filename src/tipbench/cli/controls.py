@@ -17,7 +17,7 @@ from tipbench.text import plural
 
 app = command_group("Make private controls that measure judges.")
 
-_FEW_CONTROLS = 5  # scenarios with fewer are listed
+_ENOUGH_CONTROLS = 5  # scenarios with fewer are listed
 
 
 @app.command("make")
@@ -67,7 +67,6 @@ def make(
         print_json({"file": str(out), "controls": len(controls), "scenarios": dict(by_scenario)})
         return
     print(f"{plural(len(controls), 'control')} for {plural(len(by_scenario), 'scenario')} written to {out}")
-    few = sorted(scenario for scenario, n_controls in by_scenario.items() if n_controls < _FEW_CONTROLS)
-    if few:
-        print_message(f"fewer than {_FEW_CONTROLS} controls: {', '.join(few)}")
+    if few := sorted(scenario for scenario, n_controls in by_scenario.items() if n_controls < _ENOUGH_CONTROLS):
+        print_message(f"fewer than {_ENOUGH_CONTROLS} controls: {', '.join(few)}")
     print_message("keep the file from judges, and use it for later experiments only")

@@ -60,8 +60,8 @@ def decide(
         decision, run_id = record_decision(store, stored_experiment, chosen, reason, at=decided_at)
     text = decision_markdown(decision)
     if path is not None:
-        if_it_fails = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
-        write_output(path, text, "--out", next_step=if_it_fails)
+        next_step = f"The decision is saved in MLflow: print it with `tipbench runs show {run_id}`."
+        write_output(path, text, "--out", next_step)
     if json_:
         print_json({**decision.to_json(), "run_id": run_id, "file": str(path) if path else None})
         return

@@ -85,18 +85,18 @@ def demo_config(mlflow_url: str | None) -> CollectConfig:
 
 def local_mlflow(settings: Settings) -> str:
     """Start the local MLflow if needed and return its URL. A server on MLflow's usual port is ignored."""
-    from tipbench.record.mlflow import find_tracking
+    from tipbench.record.mlflow import find_mlflow
 
-    return find_tracking(None, writable_home(settings.home), start=True, report=print_message, usual=()).url
+    return find_mlflow(None, writable_home(settings.home), start=True, report=print_message, usual_urls=()).url
 
 
 def is_default_server(settings: Settings, url: str) -> bool:
     """Return whether a command without --mlflow-url reads from the server at `url`."""
-    from tipbench.record.mlflow import find_tracking
+    from tipbench.record.mlflow import find_mlflow
 
     try:
-        default = find_tracking(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
-        server = find_tracking(url, settings.home, start=False, report=print_message)
+        default = find_mlflow(settings.get("mlflow_url"), settings.home, start=False, report=print_message)
+        server = find_mlflow(url, settings.home, start=False, report=print_message)
     except TipbenchError:
         return False
     return default.identity == server.identity

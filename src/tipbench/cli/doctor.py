@@ -190,13 +190,13 @@ def _check_mlflow(config: CollectConfig, settings: Settings) -> Iterator[Finding
     from tipbench.errors import LocalMlflowError
     from tipbench.record.journal import count_unstored, journal_folder
     from tipbench.record.local_mlflow import LocalMlflow
-    from tipbench.record.mlflow import find_tracking
+    from tipbench.record.mlflow import find_mlflow
 
     try:
-        tracking = find_tracking(config.mlflow_url, settings.home, start=False, report=lambda _text: None)
-        with open_store(settings, tracking.url) as store:
+        server = find_mlflow(config.mlflow_url, settings.home, start=False, report=lambda _text: None)
+        with open_store(settings, server.url) as store:
             experiments = [each for each in store.experiments() if each.name.startswith("tip-bench-")]
-        yield Finding("mlflow", "ok", f"{tracking.description}; {plural(len(experiments), 'experiment')} of tipbench")
+        yield Finding("mlflow", "ok", f"{server.description}; {plural(len(experiments), 'experiment')} of tipbench")
     except (LocalMlflowError, NotEnoughData):  # no server was found
         data_text = "has data and " if LocalMlflow(settings.home).has_data() else ""
         if _installed_version("mlflow"):

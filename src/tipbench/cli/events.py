@@ -72,8 +72,8 @@ def evaluate(
 
     For every logged decision, the policy's probabilities are computed again from the same user's earlier rewards. IPS,
     SNIPS and DR estimate its mean reward; DM, the reward model alone, is shown for information. Intervals are 95 %,
-    clustered by user. Also shows the rank correlation of the composite, and with --catalogue of each scale's scores,
-    with how often users complete the tip, from 30 tips on. Exit 3 if there is not enough data.
+    clustered by user. With 30 tips or more, also shows how well judges' scores predict how often users complete a tip,
+    as a rank correlation: of the composite, and with --catalogue of each scale. Exit 3 if there is not enough data.
 
     Examples:
 

@@ -23,12 +23,11 @@ def experiments(
 
       tipbench experiments --format csv --mlflow-url http://mlflow.example:5000
     """
-    from tipbench.record.reader import count_states, current_runs
-    from tipbench.record.reader import experiments as recorded_experiments
+    from tipbench.record.reader import count_states, current_runs, list_experiments
 
     with open_store(load_settings(), mlflow_url) as store:
         rows: list[dict[str, object]] = []
-        for experiment in recorded_experiments(store):
+        for experiment in list_experiments(store):
             counts = count_states(current_runs(store, experiment.experiment_id, where={}))
             rows.append({"experiment": experiment.name, **vars(counts), "url": experiment.url})
     output_format = "json" if json_ else format_

@@ -108,8 +108,8 @@ def export(
     if result is None:
         raise UsageError(f"{stored_experiment.name} has no sheet {sheet!r}. `tipbench judge status` lists the sheets.")
     command = f"tipbench judge export --experiment {stored_experiment.name} --sheet {result.stored.sheet.id} --out FILE"
-    hint = f"The sheet is stored in MLflow: {command} writes it again."
-    _write_text(out, sheet_file(result.stored, sheet_request), hint)
+    next_step = f"The sheet is stored in MLflow: {command} writes it again."
+    _write_text(out, sheet_file(result.stored, sheet_request), next_step)
     if sheet is None:
         _print_exported(result, export_request.judge, out)
     else:
@@ -367,10 +367,10 @@ def _write_duels(path: Path, stored: StoredDuelSheet) -> None:
     _write_text(path, duel_text(sheet), f"The duels are stored in MLflow: {command} writes them again.")
 
 
-def _write_text(path: Path, text: str, hint: str) -> None:
-    """Write a sheet to stdout, or atomically to a file. `hint` is appended to the error message of a failed write.
+def _write_text(path: Path, text: str, next_step: str) -> None:
+    """Write a sheet or duels to stdout, or atomically to a file. `next_step` ends the error message of a failed write.
 
-    An existing file is renamed, unless it is empty or an unfilled sheet, so that no scores are lost.
+    An existing file is renamed, so that no scores are lost. An empty or unfilled one is replaced.
     """
     if _is_stdio(path):
         sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
@@ -383,7 +383,7 @@ def _write_text(path: Path, text: str, hint: str) -> None:
             raise UsageError(f"{path} and {_MAX_OLD_FILES} older versions exist; choose another file or delete some.")
         path.rename(unused_path)
         print_message(f"{path} already existed; it was renamed to {unused_path}")
-    write_output(path, text, "--out", hint)
+    write_output(path, text, "--out", next_step)
 
 
 def _is_unfilled(path: Path) -> bool:

@@ -152,7 +152,7 @@ def run(
             progress=progress,
             lock=lambda: judging_lock(home, store.url, report=print_message),
             wait_s=config.server_wait_s,
-            rescue=save_unsent_sheet,
+            save_to_file=save_unsent_sheet,
             how_to_accept=f"tipbench judge run --experiment {stored_experiment.name} --with {shlex.quote(with_)} "
             f"--judge {shlex.quote(automatic_judge.name)}{mlflow_option} --accept-drift REASON",
         )

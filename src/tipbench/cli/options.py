@@ -17,8 +17,7 @@ from tipbench.plan.collect_config import DEFAULT_EXPERIMENT, DEFAULT_OLLAMA_URL,
 from tipbench.settings import SETTINGS, Settings, load_settings
 
 if TYPE_CHECKING:
-    from tipbench.record.collect import TrackingStore
-    from tipbench.record.mlflow import MlflowStore
+    from tipbench.record.mlflow import MlflowConnection, MlflowStore
     from tipbench.record.store import Experiment
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -184,7 +183,7 @@ def open_experiment(
         yield store, existing_experiment(store, name)
 
 
-def open_or_start_mlflow(settings: Settings, url: str | None) -> TrackingStore:
+def open_or_start_mlflow(settings: Settings, url: str | None) -> MlflowConnection:
     """Open MLflow for writing; starts the local server if there is no other."""
     writable_home(settings.home)  # fail before a server is started
     return settings.mlflow.open_or_start(url, report=print_message)

@@ -14,7 +14,7 @@ from tipbench.settings import Settings
 from tipbench.text import duration, file_size, parameter_count, plural
 
 if TYPE_CHECKING:
-    from tipbench.record.plan_check import Plan
+    from tipbench.record.plan import Plan
 
 
 @with_collect_options
@@ -32,7 +32,7 @@ def plan(config: CollectConfig, settings: Settings, json_: JsonOption = False) -
       tipbench plan --models llama3.2:3b,gemma3:4b --suite tips-32 --json
     """
     from tipbench.generate.engine import refusal_error
-    from tipbench.record.plan_check import plan_json
+    from tipbench.record.plan import plan_json
     from tipbench.workflows.plan_collect import plan_collect, plan_outlook
 
     planned, warnings = plan_collect(
@@ -94,9 +94,9 @@ def _print_plan(planned: Plan) -> None:
         print(f"\n{cells}, all recorded; nothing to generate")
     if n_journalled := sum(cell.key in planned.recorded.journalled for cell in planned.cells):
         print(f"{plural(n_journalled, 'finished cell')} in the journal: the next collect records them first")
-    if planned.stale:
+    if planned.n_stale:
         print(
-            f"{plural(planned.stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
+            f"{plural(planned.n_stale, 'recorded answer')} stale: from an earlier version of the model or of the prompt"
         )
 
 

@@ -1,4 +1,4 @@
-"""The command `tipbench prior fit`."""
+"""`tipbench prior fit`: fit the estimate that new users of a policy start from."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def fit(
     """Fit a prior from a simulation or from the event log.
 
     How much a prior reduces the squared error of predicted rewards is measured on users that it was not fitted on. A
-    simulated prior is also tested on new users of every world. `gain` is the difference in reward per decision to no
-    prior. `price` is that to a prior fitted in that world; negative is worse, and usual. Use the file with
-    `tipbench serve --prior FILE`.
+    simulated prior is also tested on new users of every world: `gain` is the reward per decision minus that without a
+    prior, and `price` the reward per decision minus that with a prior fitted in the same world, usually negative. Use
+    the file with `tipbench serve --prior FILE`.
 
     Examples:
 
@@ -69,12 +69,12 @@ def fit(
         text_columns=("feature",),
     )
     explained = estimate_text(result["explained"])
-    print(f"\nreduces the squared error per reward by {explained} against predicting 0, for users it was not fitted on")
+    print(f"\nsquared error per reward: reduced by {explained} against predicting 0, for users it was not fitted on")
     if result["worlds"]:
         print()
         rows = [(row["world"], estimate_text(row["gain"]), estimate_text(row["price"])) for row in result["worlds"]]
         print_table(
-            ("world", "gain over no prior", "price: reward minus that with the world's own prior"),
+            ("world", "gain over no prior", "price: gain over the world's own prior"),
             rows,
             text_columns=("world",),
         )

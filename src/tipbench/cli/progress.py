@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # exit code
 _LINE_INTERVAL_S = 5.0
-_MIN_BAR_STEPS = 5  # with fewer, no bar is shown
+_MIN_BAR_TOTAL = 5  # no bar is shown for a smaller total
 _writer: EventWriter | None = None  # None if no events are written
 
-ProgressCallback = Callable[[int, int], None]  # called with the steps done and their total
+ProgressCallback = Callable[[int, int], None]  # called with the number done and the total
 
 
 @contextmanager
 def progress_counter(label: str) -> Iterator[ProgressCallback]:
-    """Show progress on stderr; yields a function to call with the steps done and their total."""
+    """Show progress on stderr; yields a function to call with the number done and the total."""
     if sys.stderr.isatty():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -53,7 +53,7 @@ def progress_counter(label: str) -> Iterator[ProgressCallback]:
             bar = progress.add_task(label, visible=False)
 
             def update_bar(done: int, total: int) -> None:
-                progress.update(bar, completed=done, total=total, visible=total >= _MIN_BAR_STEPS)
+                progress.update(bar, completed=done, total=total, visible=total >= _MIN_BAR_TOTAL)
 
             yield update_bar
         return

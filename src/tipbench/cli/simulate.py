@@ -90,10 +90,10 @@ def simulate(
 
         result = simulation.simulate(config, priors=priors, on_progress=report).to_json()
     if record:
-        with open_or_start_mlflow(settings, mlflow_url) as tracking:
-            run_id = record_simulation(tracking.store, result)
-            experiment = tracking.store.experiment(simulation.EXPERIMENT)
-        print_message(f"recorded in {tracking.description}, experiment {simulation.EXPERIMENT}, run {run_id}")
+        with open_or_start_mlflow(settings, mlflow_url) as mlflow:
+            run_id = record_simulation(mlflow.store, result)
+            experiment = mlflow.store.experiment(simulation.EXPERIMENT)
+        print_message(f"recorded in {mlflow.description}, experiment {simulation.EXPERIMENT}, run {run_id}")
         result |= {"run_id": run_id, "url": experiment.run_url(run_id) if experiment else None}
         _write_progress(result)
     if plot is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tipbench.compare.cells import BoardCell, BoardCells
-from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
+from tipbench.compare.cells import COMPOSITE, BoardCell, BoardCells
+from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.errors import CorruptText, SuiteError
 from tipbench.judge.material import CANDIDATES

@@ -51,7 +51,7 @@ class SumOfSquares:
 
 
 @dataclass(frozen=True)
-class InteractionFlag:
+class ModelDependentPrompt:
     """A prompt whose effect, relative to the mean of the other prompts, depends on the model."""
 
     prompt: str
@@ -71,7 +71,7 @@ class Attribution:
     persona: Factor | None  # part of scenario; None with one persona, or one scenario per persona
     model_means: Mapping[str, Estimate]  # marginal means over all prompts
     prompt_means: Mapping[str, Estimate]  # marginal means over all models
-    flags: tuple[InteractionFlag, ...]
+    model_dependent_prompts: tuple[ModelDependentPrompt, ...]
     n_scenarios: int
     excluded: tuple[str, ...] = ()  # incomplete models, prompts or pairs
 
@@ -93,8 +93,8 @@ class Attribution:
             "models": [{"name": name, **estimate.to_json()} for name, estimate in self.model_means.items()],
             "prompts": [{"name": name, **estimate.to_json()} for name, estimate in self.prompt_means.items()],
             "interactions": [
-                {"prompt_version": flag.prompt, "helps": list(flag.helps), "hurts": list(flag.hurts)}
-                for flag in self.flags
+                {"prompt_version": each.prompt, "helps": list(each.helps), "hurts": list(each.hurts)}
+                for each in self.model_dependent_prompts
             ],
             "persona": self.persona.share if self.persona else None,
         }
@@ -159,7 +159,7 @@ def attribute(matrix: ScoreMatrix, *, n_flips: int = N_FLIPS) -> Attribution | U
         persona=_persona_factor(scenario_effects, personas, n_pairs, total, scenario.share),
         model_means=_marginal_means(models, scores.mean(axis=2)),
         prompt_means=_marginal_means(prompts, scores.mean(axis=1)),
-        flags=_interaction_flags(scores, models, prompts, n_flips),
+        model_dependent_prompts=_model_dependent_prompts(scores, models, prompts, n_flips),
         n_scenarios=n,
         excluded=_excluded_names(matrix.pairs, used),
     )
@@ -214,9 +214,9 @@ def _marginal_means(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
     return {name: estimate for name, estimate in estimates.items() if estimate}  # None only without scores: never here
 
 
-def _interaction_flags(
+def _model_dependent_prompts(
     scores: Floats, models: Sequence[str], prompts: Sequence[str], n_flips: int
-) -> tuple[InteractionFlag, ...]:
+) -> tuple[ModelDependentPrompt, ...]:
     """Return the prompts whose effect depends on the model, with the models they help or hurt.
 
     A significant effect on one model but not on another does not prove that the effects differ. The test is therefore
@@ -238,14 +238,14 @@ def _interaction_flags(
     depends_on_model = significant(_minus_mean_of_others(prompt_effects, axis=1))
     has_effect = significant(prompt_effects)
     is_positive = prompt_effects.mean(axis=0) > 0
-    flags = []
+    found = []
     for column, prompt in enumerate(prompts):
         affected = [row for row in range(n_models) if has_effect[row, column]]
         helps = tuple(models[row] for row in affected if is_positive[row, column])
         hurts = tuple(models[row] for row in affected if not is_positive[row, column])
         if depends_on_model[:, column].any() and (helps or hurts):
-            flags.append(InteractionFlag(prompt, helps, hurts))
-    return tuple(flags)
+            found.append(ModelDependentPrompt(prompt, helps, hurts))
+    return tuple(found)
 
 
 def _minus_mean_of_others(scores: Floats, axis: int) -> Floats:

@@ -14,8 +14,8 @@ from tipbench.compare.statistics import POWER
 from tipbench.compare.verdict import (
     TIED,
     judging_task,
+    leader_sentence,
     next_look_task,
-    standing_sentence,
     unranked_sentence,
     unusable_text,
 )
@@ -62,8 +62,6 @@ def summary_card(board: Leaderboard) -> SummaryCard:
 
 def _state(board: Leaderboard) -> CardState:
     ranking = board.ranking
-    # No cells: there are no rows (only references, or nothing), or all rows are stale, or, on a board by model, all
-    # models share no prompt (by prompt: no model).
     if not _has_cells(board):
         return CardState.UNRANKED
     if not board.judges:
@@ -73,7 +71,7 @@ def _state(board: Leaderboard) -> CardState:
         return CardState.UNRANKED
     if board.provisional:
         return CardState.PROVISIONAL
-    if ranking.planned and ranking.look is None:
+    if board.unplanned_reason is None and ranking.look is None:
         return CardState.EARLY
     if ranking.to_reference is not None and ranking.to_reference.worse:
         return CardState.BEHIND
@@ -85,7 +83,7 @@ def _state(board: Leaderboard) -> CardState:
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
     # Undecided without ties: only one row is ranked, or a row is `ahead` of the leader in the tested scenarios.
-    may_decide_later = ranking.too_few or not ranking.tied or ranking.units_needed is not None
+    may_decide_later = ranking.too_few_units or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
 
@@ -93,14 +91,13 @@ def _title(board: Leaderboard, state: CardState) -> str:
     leader = board.ranking.leader
     name = _name(board, leader) if leader else ""
     n_first = sum(row.rank == 1 for row in board.ranking.rows)
-    lead_text = f"{plural(n_first, board.by or 'pair')} share the lead" if n_first > 1 else f"{name} leads"
+    lead_text = f"{plural(n_first, board.row_noun)} share the lead" if n_first > 1 else f"{name} leads"
     reference = board.ranking.references[0].pair.model if board.ranking.references else "the reference"
     unranked_title = "No ranking yet"
     if _has_cells(board):
         unranked_title += ": too little is judged"
-    elif not board.ranking.unranked:
+    elif not board.ranking.unranked:  # if there are unranked rows, the first sentence of the card has the reason
         unranked_title += ": too little is collected"
-    # Otherwise there are answers, but no prompt or model is shared (`by`); the card's first sentence says so.
     return {
         CardState.UNJUDGED: "Not judged yet",
         CardState.UNUSABLE: "No usable answers",
@@ -124,14 +121,14 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         return
     if state is CardState.UNJUDGED:
         n_pending = _count_pending(board)
-        rows = plural(len(board.standings), board.by or "pair")
+        rows = plural(len(board.standings), board.row_noun)
         yield f"{plural(n_pending, 'answer')} of {rows} {'waits' if n_pending == 1 else 'wait'} for a judge."
         if board.judging.held:
             yield f"Scores of {join_names(sorted(board.judging.held), 3)} are held and not counted: too far off."
         return
     leader = board.ranking.leader
     if leader is None:
-        yield standing_sentence(board.ranking, board.verdict_facts)  # why there is no leader
+        yield leader_sentence(board)  # why there is no leader
         return
     standing = _standing(board, leader)
     size = board.sizes.get(leader.model)
@@ -143,9 +140,9 @@ def _sentences(board: Leaderboard, state: CardState) -> Iterator[str]:
         f"about {file_size(size.memory_bytes)} in memory" if size and size.memory_bytes else None,
     ]
     yield f"{_name(board, leader)}: {', '.join(part for part in parts if part)}."
-    yield standing_sentence(board.ranking, board.verdict_facts)
+    yield leader_sentence(board)
     if board.ranking.unranked:
-        yield unranked_sentence(board.ranking, board.verdict_facts)
+        yield unranked_sentence(board)
     yield from _alternatives(board)
     yield _against_reference(board)
     yield _certainty(board, state)
@@ -227,7 +224,7 @@ def _certainty(board: Leaderboard, state: CardState) -> str:
     concerns = [f"{judge} {board.judging.concerns[judge]}" for judge in board.judges if judge in board.judging.concerns]
     if board.fragile:
         concerns.insert(0, "a few more unusable answers could change it")
-    if board.unplanned_reason and not ranking.too_few:  # with too few scenarios, nothing is decided
+    if board.unplanned_reason and not ranking.too_few_units:  # with too few scenarios, nothing is decided
         concerns.append(f"this is not a planned look: {board.unplanned_reason}")
     if board.judging.held:
         concerns.append(f"scores of {join_names(sorted(board.judging.held), 3)} are held and not counted")
@@ -288,7 +285,7 @@ def _next_step(board: Leaderboard, state: CardState) -> str:
         return f"Next: collect and {judging_task(n_answers, n_scenarios=n_more, minutes=minutes, power=POWER)}."
     if len(ranking.ranked) < 2:
         return "Next: collect another model or prompt to compare it with."
-    if ranking.too_few:
+    if ranking.too_few_units:
         return f"Next: collect more scenarios; at least {MIN_SCENARIOS} {board.unit}s are needed to decide."
     return f"Next: choose among the {TIED} by speed, size or duels; more scenarios would hardly decide."
 
@@ -299,6 +296,7 @@ def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
 
 
 def _has_cells(board: Leaderboard) -> bool:
+    """Return whether any row has cells. Stale rows have none, nor has any row if no prompt (or model) is shared."""
     return any(standing.n_cells for standing in board.standings)
 
 

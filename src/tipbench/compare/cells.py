@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tipbench.compare.matrix import ALL, Pair, parse_pair
 from tipbench.compare.ranking import Ranking
-from tipbench.errors import MixedRubrics, NotEnoughData, SuiteError, UsageError
+from tipbench.errors import CorruptText, MixedRubrics, NotEnoughData, SuiteError, UsageError
 from tipbench.generate.engine import engine_of
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
@@ -18,10 +18,12 @@ from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
 from tipbench.plan.design import MIN_SCENARIOS
 from tipbench.plan.prompts import NO_PROMPT_VERSION
 from tipbench.plan.rubric import FLAGS, Rubric, parse_rubric
-from tipbench.record.reader import duplicate_runs, newest_run, stale_runs
+from tipbench.record.reader import duplicate_runs, newest_answered_run, stale_runs
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import RunStore
 from tipbench.text import plural
+
+COMPOSITE = "composite"  # the name of an answer's score in `BoardCell.values`
 
 
 def find_rubric(store: RunStore, experiment_id: str, rubric_tag: str, runs: Iterable[StoredRun]) -> Rubric | None:
@@ -60,7 +62,7 @@ def short_tag(tag: str) -> str:
 
 def floor_values(rubric: Rubric) -> Mapping[str, float]:
     """Return the scores of an answer without a usable tip."""
-    return {**rubric.floor, "composite": rubric.floor_composite}
+    return {**rubric.floor, COMPOSITE: rubric.floor_composite}
 
 
 @dataclass(frozen=True)
@@ -89,21 +91,20 @@ class BoardCell:
 
     run: StoredRun
     values: Mapping[str, float]  # the run's metrics, their scores replaced by those that count; empty if none count
-    # Flags to use instead of the run's, which a judge whose scores do not count may have corrected;
-    # None: use the run's. Empty: still to be recomputed (see `_scored_cell`), or they could not be recomputed.
-    recomputed_flags: Mapping[str, float] | None = None
+    flags_are_uncertain: bool = False  # the run's flags may be corrections by a judge whose scores do not count
+    recomputed_flags: Mapping[str, float] = field(default_factory=dict)  # used instead of uncertain ones, if known
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
     judges: tuple[str, ...] = ()  # whose scores count; empty for a floored answer
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """`values`; if no scores count, the metrics of the run, with the recomputed flags if there are any.
+        """`values`; if they are empty, the metrics of the run, with recomputed flags instead of uncertain ones.
 
         The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
         """
         if self.values:
             return self.values
-        if self.recomputed_flags is None:
+        if not self.flags_are_uncertain:
             return self.run.metrics
         without_flags = {name: value for name, value in self.run.metrics.items() if name not in FLAGS}
         return {**without_flags, **self.recomputed_flags}
@@ -213,9 +214,7 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
             f"--where kind={cell_filter.where['kind']} excludes every cell; a leaderboard needs kind=cell."
         )
     where = {"kind": kind, **cell_filter.where}
-    # If only some scores count, flags may have to be recomputed from the raw answers.
-    text_names = (SCORES, RAW) if cell_filter.judge or cell_filter.provisional else (SCORES,)
-    stored = list(store.read(experiment_id, where=where, texts=text_names))
+    stored = list(store.read(experiment_id, where=where, texts=(SCORES,)))
     duplicates = duplicate_runs(run for run, _ in stored)
     current = [
         (run, texts) for run, texts in stored if run.tags.get("superseded") != "true" and run.run_id not in duplicates
@@ -227,7 +226,10 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
     rubric = find_rubric(store, experiment_id, board_cells.rubric, runs) if board_cells.rubric else None
     if rubric is None:
         return board_cells
-    raw_answers = {run.run_id: texts.get(RAW) for run, texts in current}
+    raw_answers: dict[str, str | None] = {}  # by run id; needed only to recompute flags
+    if any(cell.flags_are_uncertain for cell in board_cells.cells):
+        with_raw = store.read(experiment_id, where=where, texts=(RAW,))
+        raw_answers = {run.run_id: texts.get(RAW) for run, texts in with_raw}
     cells = tuple(_apply_rubric(rubric, cell, raw_answers.get(cell.run.run_id)) for cell in board_cells.cells)
     return replace(board_cells, cells=cells, rubric_content=rubric)
 
@@ -235,12 +237,12 @@ def read_board_cells(store: RunStore, experiment_id: str, cell_filter: CellFilte
 def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell:
     """Return the cell with values under the board's rubric.
 
-    A cell floored under another rubric gets this rubric's floor. Flags that other judges have changed are recomputed.
+    A cell floored under another rubric gets this rubric's floor. Uncertain flags are recomputed from the raw answer.
     """
     if cell.floored and cell.run.tags.get("scores_rubric") != rubric.tag:
         return replace(cell, values={**cell.values, **floor_values(rubric)})
     n_tips_text = cell.run.params.get("n_tips", "")
-    if cell.recomputed_flags is None or raw is None or not n_tips_text.isdecimal():
+    if not cell.flags_are_uncertain or raw is None or not n_tips_text.isdecimal():
         return cell
     n_tips = int(n_tips_text)
     answer = parse_answer(raw, n_tips)
@@ -251,7 +253,7 @@ def _apply_rubric(rubric: Rubric, cell: BoardCell, raw: str | None) -> BoardCell
 
 def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: CellFilter) -> BoardCells:
     """Select the cells of the newest conditions that are not stale, with the scores that count."""
-    conditions = newest_run(run for run, _ in runs).tags.get("conditions", "")
+    conditions = newest_answered_run(run for run, _ in runs).tags.get("conditions", "")
     same_conditions = [(run, scores) for run, scores in runs if run.tags.get("conditions", "") == conditions]
     other_runs = [run for run, _ in runs if run.tags.get("conditions", "") != conditions]
     other_runs.sort(key=lambda run: (-run.start_ms, run.run_id))
@@ -265,10 +267,16 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
     provisional_judgements = [each for _, scores in current for each in scores.provisional.values()]
     too_few_by_people = coverage.n_by_people < min(MIN_SCENARIOS, coverage.n_scenarios)
     provisional = cell_filter.provisional or (judge is None and bool(provisional_judgements) and too_few_by_people)
-    if provisional:  # of several automatic judges, the latest counts; "" matches no judge
+    if provisional:  # of several automatic judges, the latest counts
         latest = max(provisional_judgements, key=lambda judgement: judgement.applied_at, default=None)
-        judge = latest.judge if latest is not None else ""
+        judge = latest.judge if latest is not None else ""  # no judge is named ""
     cells = _drop_older_references([_scored_cell(run, scores, judge, provisional) for run, scores in current])
+    for cell in cells:
+        if cell.values and COMPOSITE not in cell.values:
+            raise CorruptText(
+                f"The scores of run {cell.run.run_id} lack the composite, as if changed outside tipbench. "
+                "Score the answer again with `tipbench judge export --rejudge` or `tipbench judge run`."
+            )
     judges = {name for cell in cells for name in cell.judges}
     if cell_filter.judge is not None and not judges:
         counted = sorted({judgement.judge for _, scores in current for judgement in scores.counted})
@@ -326,10 +334,9 @@ def _coverage(runs: Sequence[tuple[StoredRun, CellScores]]) -> Coverage:
         if pair in rows:
             scenario = run.params.get("scenario", "")
             scenarios.add(scenario)
-            if run.tags.get("floored") == "true" and run.state == RunState.JUDGED:
-                floored[scenario].add(pair)
-            elif run.state == RunState.JUDGED:
-                people[scenario].add(pair)
+            if run.state == RunState.JUDGED:
+                is_floored = run.tags.get("floored") == "true"
+                (floored if is_floored else people)[scenario].add(pair)
             if scores.provisional:
                 automatic[scenario].add(pair)
 
@@ -354,14 +361,10 @@ def _drop_older_references(cells: list[BoardCell]) -> list[BoardCell]:
 
 
 def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisional: bool) -> BoardCell:
-    """Return the cell with the scores that count: those of `judge`, or of all people if it is None.
-
-    If only other judges have scored the cell, the run's flags may be theirs. An empty `recomputed_flags` then marks
-    them to be recomputed.
-    """
+    """Return the cell with the scores that count: those of `judge`, or of all people if it is None."""
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
-    # The state matters only if tags were changed outside tipbench, which records every floored run as judged.
+    # tipbench records every floored run as judged. Another state was set outside tipbench.
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:
@@ -374,7 +377,7 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     elif judged:
         judgement = next((each for each in scores.counted if each.judge == judge), None)
     if judgement is None:
-        return BoardCell(run, values={}, recomputed_flags={} if scores.applied else None)
+        return BoardCell(run, values={}, flags_are_uncertain=bool(scores.applied))
     return BoardCell(run, {**run.metrics, **judgement.means}, rubric=judgement.rubric, judges=(judgement.judge,))
 
 
@@ -394,7 +397,7 @@ def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     if rubrics:
         return next(iter(rubrics))
     floors = [cell.run for cell in cells if cell.rubric and cell.floored]
-    return newest_run(floors).tags["scores_rubric"] if floors else ""
+    return newest_answered_run(floors).tags["scores_rubric"] if floors else ""
 
 
 def _recorded_pair(run: StoredRun) -> Pair:

@@ -101,7 +101,7 @@ def heat_map_means(board: Leaderboard) -> tuple[list[str], list[str], dict[tuple
 
     def average(pairs: Sequence[Pair]) -> float | None:
         found = [results[pair] for pair in pairs if pair in results]
-        ranked_means = [result.estimate.mean for result in found if result.ranked and result.estimate]
+        ranked_means = [result.estimate.mean for result in found if result.is_ranked and result.estimate]
         return fmean(ranked_means) if ranked_means and len(ranked_means) == len(pairs) else None
 
     means: dict[tuple[str, str], float | None] = {}
@@ -205,7 +205,7 @@ class Point:
     pair: Pair
     latency: float
     composite: float
-    ranked: bool
+    is_ranked: bool
     drawn_latency: float = 0.0  # the latency at which it is drawn, see _MAX_LATENCY_RATIO
 
 
@@ -215,7 +215,7 @@ def points_of(board: Leaderboard) -> list[Point]:
     for standing in board.standings:
         estimate, latency = standing.result.estimate, standing.means.get("latency_s")
         if estimate is not None and latency is not None:
-            points.append(Point(standing.pair, latency, estimate.mean, standing.result.ranked))
+            points.append(Point(standing.pair, latency, estimate.mean, standing.result.is_ranked))
     # A row that takes almost no time would squeeze all others into a corner.
     shortest_drawn = max((point.latency for point in points), default=0.0) / _MAX_LATENCY_RATIO
     return [replace(point, drawn_latency=max(point.latency, shortest_drawn)) for point in points]
@@ -224,7 +224,7 @@ def points_of(board: Leaderboard) -> list[Point]:
 def front_of(points: Sequence[Point]) -> list[Point]:
     """Return the Pareto front of the ranked rows in composite and latency, fastest first."""
     front: list[Point] = []
-    for point in sorted((p for p in points if p.ranked), key=lambda p: (p.latency, -p.composite)):
+    for point in sorted((p for p in points if p.is_ranked), key=lambda p: (p.latency, -p.composite)):
         if not front or point.composite > front[-1].composite:
             front.append(point)
     return front

@@ -20,7 +20,7 @@ from tipbench.compare.gate import check_on_board
 from tipbench.compare.leaderboard import BOARD, Leaderboard, Standing, read_leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import State, difference_text, markdown_table, plain_markdown, state_of, to_markdown
-from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, standing_sentence, unranked_sentence
+from tipbench.compare.verdict import NOT_CLEARLY_DIFFERENT, TIED, leader_sentence, unranked_sentence
 from tipbench.errors import UsageError
 from tipbench.judge.sheet_store import milliseconds
 from tipbench.record.run import NewRun, RunKind
@@ -81,7 +81,7 @@ class Decision:
         elif state is State.INCOMPLETE:
             sentences.append(f"{chosen} is not ranked: it is not scored in enough scenarios.")
         elif state is State.LEADER or result.rank == 1:  # several rows with equal means share the lead
-            sentences.append(standing_sentence(board.ranking, board.verdict_facts))
+            sentences.append(leader_sentence(board))
         elif state is State.TIED:
             sentences.append(
                 f"{chosen} does not lead: {leader} does, but the two are {NOT_CLEARLY_DIFFERENT} ({numbers})."
@@ -89,7 +89,7 @@ class Decision:
         else:
             sentences.append(f"{chosen} does not lead: it is clearly worse than {leader} ({numbers}).")
         if leader is not None and board.ranking.unranked and state is not State.INCOMPLETE:
-            sentences.append(unranked_sentence(board.ranking, board.verdict_facts))
+            sentences.append(unranked_sentence(board))
         if isinstance(board.duels, DuelTable) and board.duels.winner is not None:  # duels can be Unknown or None
             sentences.append(f"{board.duels.winner} wins the duels between the {TIED} rows.")
         return tuple(sentences)
@@ -128,7 +128,7 @@ def make_decision(
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),
         prompt_hash=_common_value(run.tags.get("prompt_hash") for run in chosen_runs),
-        rubric=board.rubric_tag,
+        rubric=board.rubric,
         conditions=cells.conditions,
         scenarios={cell.scenario: cell.run.tags.get("scenario_hash", "") for cell in ordered_cells},
         models={cell.pair.model: cell.run.params.get("model_digest") for cell in ordered_cells},

@@ -64,7 +64,7 @@ class DuelStanding:
     strength: Strength  # relative to the average of all pairs
     behind_top: Strength | None  # strength of the top pair − strength of this pair; None for the top pair
     points: float  # duels won; a tie counts half
-    duels: int
+    n_duels: int
     n_scenarios: int
 
 
@@ -88,7 +88,7 @@ class DuelTable:
                     "ci_low": each.strength.ci_low,
                     "ci_high": each.strength.ci_high,
                     "points": each.points,
-                    "duels": each.duels,
+                    "duels": each.n_duels,
                     "n_scenarios": each.n_scenarios,
                 }
                 for each in self.standings
@@ -135,7 +135,7 @@ def _standing(model: _BradleyTerryModel, duels: Sequence[Duel], strengths: Float
         strength=model.contrast_estimate(strengths, one_hot[i] - 1 / n_pairs),
         behind_top=None if i == top else model.contrast_estimate(strengths, one_hot[top] - one_hot[i]),
         points=sum(points),
-        duels=len(own_duels),
+        n_duels=len(own_duels),
         n_scenarios=len({duel.scenario for duel in own_duels}),
     )
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tipbench.compare.cells import BoardCells, short_tag
+from tipbench.compare.cells import COMPOSITE, BoardCells, short_tag
 from tipbench.compare.gate import check_on_board
-from tipbench.compare.leaderboard import COMPOSITE, CONDITIONS
+from tipbench.compare.leaderboard import CONDITIONS
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import markdown_table, plain_markdown
 from tipbench.compare.statistics import Difference, estimate_json, simultaneous_differences

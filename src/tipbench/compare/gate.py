@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from tipbench.compare.cells import BoardCell, BoardCells, floor_values, without_reference_prompt
-from tipbench.compare.leaderboard import COMPOSITE
+from tipbench.compare.cells import COMPOSITE, BoardCell, BoardCells, floor_values
 from tipbench.compare.matrix import Pair, Score, score_matrix
 from tipbench.compare.resampling import TOLERANCE, step_down
 from tipbench.compare.statistics import Difference, estimate_json, paired_difference, scenarios_needed
@@ -45,13 +44,13 @@ class GateEvidence:
     rubric: str | None  # id@sha256
     judges: tuple[str, ...]
     conditions: str
-    missing: tuple[str, ...] = ()  # scenarios in which the baseline is judged, but not the candidate
-    floored: int = 0  # failed cells of the candidate that count with the lowest scores
+    missing: tuple[str, ...]  # scenarios in which the baseline is judged, but not the candidate
+    floored: int  # failed cells of the candidate that count with the lowest scores
 
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The two pairs that a gate compares, and how it compares them."""
+    """The two pairs that a gate compares, as on the board, and how it compares them."""
 
     candidate: Pair
     baseline: Pair
@@ -63,9 +62,7 @@ class GateOptions:
 class GateResult:
     """The result of a gate, with its numbers and a one-line reason."""
 
-    candidate: Pair
-    baseline: Pair
-    margin: float
+    options: GateOptions
     outcome: Outcome
     reason: str
     difference: Difference | None = None  # candidate − baseline
@@ -87,11 +84,11 @@ class GateResult:
         else:
             evidence = dict.fromkeys(field.name for field in fields(GateEvidence))
         return {
-            "candidate": self.candidate.to_json(),
-            "baseline": self.baseline.to_json(),
+            "candidate": self.options.candidate.to_json(),
+            "baseline": self.options.baseline.to_json(),
             "outcome": str(self.outcome),
             "difference": estimate_json(self.difference),
-            "margin": self.margin,
+            "margin": self.options.margin,
             "n_scenarios": self.n_scenarios,
             "scenarios_needed": self.scenarios_needed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in evidence.items()},
@@ -106,9 +103,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     least MIN_SCENARIOS. Without this rule, a candidate could pass by failing in the scenarios in which it is weak. With
     `failed_as_floor`, its failed cells count with the rubric's lowest scores, so that their scenarios are not missing.
     """
-    # A reference may be given with a prompt, but has none on the board.
-    candidate, margin = without_reference_prompt(options.candidate), options.margin
-    baseline = without_reference_prompt(options.baseline)
+    candidate, baseline, margin = options.candidate, options.baseline, options.margin
     check_on_board(cells, candidate, baseline)
     if candidate == baseline:
         raise UsageError(f"The candidate and the baseline are the same pair, {candidate}. Name two different pairs.")
@@ -138,7 +133,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
         why = _unknown_reason(candidate_cells, candidate, baseline, evidence, n)
         return unknown_result(options, why, n_scenarios=n, evidence=evidence)
     outcome, why = _outcome_and_reason(difference, margin)
-    numbers = f"{number(difference.mean, '+.2f')}"
+    numbers = number(difference.mean, "+.2f")
     if difference.ci_low is not None and difference.ci_high is not None:
         numbers += f" [{number(difference.ci_low, '+.2f')}, {number(difference.ci_high, '+.2f')}]"
     reason = f"{outcome}: {candidate} − {baseline} = {numbers} over {difference.n} scenarios; {why}"
@@ -153,17 +148,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
             reason += f" The number of scenarios needed cannot be estimated: the difference is too close to {limit}."
         else:
             reason += f" About {needed} scenarios in total would decide."
-    return GateResult(
-        candidate=candidate,
-        baseline=baseline,
-        margin=margin,
-        outcome=outcome,
-        reason=reason,
-        difference=difference,
-        n_scenarios=difference.n,
-        scenarios_needed=needed,
-        evidence=evidence,
-    )
+    return GateResult(options, outcome, reason, difference, difference.n, scenarios_needed=needed, evidence=evidence)
 
 
 def _evidence(
@@ -229,15 +214,8 @@ def unknown_result(
     options: GateOptions, why: str, *, n_scenarios: int = 0, evidence: GateEvidence | None = None
 ) -> GateResult:
     """Return a result with the outcome UNKNOWN."""
-    return GateResult(
-        candidate=without_reference_prompt(options.candidate),
-        baseline=without_reference_prompt(options.baseline),
-        margin=options.margin,
-        outcome=Outcome.UNKNOWN,
-        reason=f"{Outcome.UNKNOWN}: {why}",
-        n_scenarios=n_scenarios,
-        evidence=evidence,
-    )
+    reason = f"{Outcome.UNKNOWN}: {why}"
+    return GateResult(options, Outcome.UNKNOWN, reason, n_scenarios=n_scenarios, evidence=evidence)
 
 
 def check_on_board(cells: BoardCells, *pairs: Pair) -> None:
@@ -276,7 +254,8 @@ def junit_xml(experiment: str, result: GateResult, *, strict: bool = False) -> s
     }
     root = ET.Element("testsuites", {"name": "tipbench gate", **counts})
     suite = ET.SubElement(root, "testsuite", {"name": _valid_xml(experiment), **counts})
-    name = f"{result.candidate} is not worse than {result.baseline} by more than {result.margin:g}"
+    options = result.options
+    name = f"{options.candidate} is not worse than {options.baseline} by more than {options.margin:g}"
     case = ET.SubElement(
         suite,
         "testcase",
@@ -298,7 +277,7 @@ def annotation(experiment: str, result: GateResult, *, strict: bool = False) -> 
     level = "error" if result.exit_code(strict=strict) else "warning"
     if result.outcome is Outcome.NOT_WORSE:
         level = "notice"
-    title = f"tipbench gate: {result.candidate} against {result.baseline} in {experiment}"
+    title = f"tipbench gate: {result.options.candidate} against {result.options.baseline} in {experiment}"
     return f"::{level} title={_escape(title, _PROPERTY_ESCAPES)}::{_escape(result.reason, _MESSAGE_ESCAPES)}"
 
 

@@ -21,7 +21,7 @@ from tipbench.compare.card import summary_card
 from tipbench.compare.charts import CHARTS, MEAN, ChartKind, heat_map_means, kinds_of
 from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.report import FACTORS, attribution_lines, detectable_text, duel_result, label_of, state_of
-from tipbench.compare.standings import MAX_NAME_CHARS, standings
+from tipbench.compare.standings import MAX_NAME_CHARS, standings_table
 from tipbench.compare.statistics import Unknown
 from tipbench.compare.verdict import WORDING, filter_text
 from tipbench.judge.drift import verdict_words
@@ -66,7 +66,7 @@ def board_context(
     board: Leaderboard, templates: Environment, *, links: Any = None, sort: str | None = None
 ) -> dict[str, Any]:
     """Return the variables of `board/body.html`, except charts and judging. Only the panel has `links` (`BoardUrl`)."""
-    table = standings(board, sort)
+    table = standings_table(board, sort)
     scored = any(standing.result.estimate for standing in board.standings)
     parts: Any = templates.get_template("board/parts.html").module
 
@@ -82,7 +82,7 @@ def board_context(
     facts = [
         ("suite", board.suite or None),
         ("judged by", ", ".join(board.judges) or "not judged yet"),
-        ("rubric", _rubric_text(board.rubric_tag)),
+        ("rubric", _rubric_text(board.rubric)),
         ("based on", plural(board.ranking.n_units, board.unit)),
         ("filter", filter_text(board.where, board.judge) or None),
         ("baseline", _short(label_of(board, board.baseline)) if board.baseline else None),
@@ -171,7 +171,7 @@ def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
             _short(label_of(board, each.pair)),
             _or_dash(number(each.strength.value, "+.2f")),
             _or_dash(interval(each.strength.ci_low, each.strength.ci_high, "+.2f")),
-            f"{each.points:g} of {each.duels}",
+            f"{each.points:g} of {each.n_duels}",
             str(each.n_scenarios),
         )
         for each in duels.standings
@@ -186,7 +186,7 @@ def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[st
     if status.judged:
         twice += f" ({percent(status.twice / status.judged)})"
     alpha = ", ".join(f"{one_line(name)} {number(value) or 'unknown'}" for name, value in status.alpha.items())
-    rubric = (board.rubric_tag if board else "") or ", ".join(status.rubrics)
+    rubric = (board.rubric if board else "") or ", ".join(status.rubrics)
     answers = f"{status.judged} judged, {status.pending} pending"
     if status.held:
         answers += f", {status.held} held"

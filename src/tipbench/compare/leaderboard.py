@@ -16,6 +16,7 @@ import numpy as np
 import tipbench
 from tipbench.compare.attribution import Attribution, attribute
 from tipbench.compare.cells import (
+    COMPOSITE,
     BoardCell,
     BoardCells,
     CellFilter,
@@ -38,7 +39,7 @@ from tipbench.compare.matrix import (
 )
 from tipbench.compare.ranking import NextLook, PairResult, Ranking, RankOptions, judged_scenarios, missing_scores, rank
 from tipbench.compare.statistics import Unknown, clopper_pearson, estimate_json, is_fragile
-from tipbench.compare.verdict import VerdictFacts, board_notes, unknown_pair_message, verdict_text
+from tipbench.compare.verdict import board_notes, unknown_pair_message, verdict_text
 from tipbench.errors import UsageError
 from tipbench.judge.drift import Verdict
 from tipbench.judge.duels import Winner, read_duels
@@ -46,13 +47,12 @@ from tipbench.judge.scores import RUBRIC
 from tipbench.judge.sheet_store import SHEET_KIND, TIPS, SheetStatus
 from tipbench.plan.design import Design, read_design
 from tipbench.record.mlflow_wire import RECORD_TAG
-from tipbench.record.reader import newest_run
+from tipbench.record.reader import newest_answered_run
 from tipbench.record.run import NewRun, RunKind, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import fingerprint
 
 BOARD = "artifact:leaderboard.json"
-COMPOSITE = "composite"
 METRICS = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")  # averaged per row, like the scales
 # Params of a run; `diversity` is the option here, not the metric.
 CONDITIONS = ("n_tips", "temperature", "diversity", "seed", "num_ctx", "num_predict", "sampling")
@@ -94,7 +94,7 @@ class Standing:
     n_cells: int
     n_judged: int  # of its cells
     n_failed: int  # of its cells
-    flags: tuple[str, ...]  # keys of `standings.FLAGS`
+    flags: tuple[str, ...]  # keys of `standings.FLAG_TEXTS`
     n_scenarios: int  # scenarios in the composite
     n_clusters: int | None = None  # clusters in the composite; None if scenarios are not averaged per cluster
 
@@ -147,8 +147,7 @@ class Leaderboard:
 
     experiment: str
     suite: str
-    rubric: str  # its id; empty if nothing is scored
-    rubric_tag: str  # id@sha256
+    rubric: str  # id@sha256; empty if nothing is scored
     conditions: Mapping[str, Any]
     judges: tuple[str, ...]
     provisional: bool
@@ -160,7 +159,7 @@ class Leaderboard:
     attribution: Attribution | Unknown
     scales: tuple[str, ...]
     matrix: ScoreMatrix
-    references_matrix: ScoreMatrix  # over the scenarios of `matrix`
+    reference_matrix: ScoreMatrix  # over the scenarios of `matrix`
     notes: tuple[str, ...] = ()  # caveats, as sentences
     hosts: tuple[str, ...] = ()
     duels: DuelTable | Unknown | None = None  # None if no duel between tied rows is judged
@@ -179,20 +178,7 @@ class Leaderboard:
 
     @property
     def verdict(self) -> str:
-        return verdict_text(self.ranking, self.duels, self.verdict_facts)
-
-    @property
-    def verdict_facts(self) -> VerdictFacts:
-        return VerdictFacts(
-            unit=self.unit,
-            row_noun=self.by or "pair",
-            provisional=f"scored by {', '.join(self.judges)}" if self.provisional and self.judges else None,
-            obstacle=self.obstacle,
-            unplanned_reason=self.unplanned_reason,
-            fragile=self.fragile,
-            judges=self.judges,
-            concerns=self.judging.concerns,
-        )
+        return verdict_text(self)
 
     @property
     def confidence(self) -> str:
@@ -204,14 +190,19 @@ class Leaderboard:
         """What a row is averaged over: `scenario` or `persona`."""
         return self.cluster or "scenario"
 
+    @property
+    def row_noun(self) -> str:
+        """What is ranked: `pair`, `model` or `prompt`."""
+        return self.by or "pair"
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --format json` and the API return."""
         ranking, attribution = self.ranking, self.attribution
-        _, _, rubric_sha256 = self.rubric_tag.partition("@")
+        rubric_id, _, rubric_sha256 = self.rubric.partition("@")
         return {
             "experiment": self.experiment,
             "suite": self.suite,
-            "rubric": self.rubric or None,
+            "rubric": rubric_id or None,
             "rubric_sha256": rubric_sha256 or None,
             "conditions": dict(self.conditions),
             "judges": list(self.judges),
@@ -253,7 +244,7 @@ class Leaderboard:
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """Options of a board."""
+    """Everything that a board depends on besides its cells."""
 
     baseline: Pair | None = None
     cluster: Literal["persona"] | None = None
@@ -266,7 +257,7 @@ class BoardOptions:
 def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Leaderboard:
     """Compute the board of the cells; raises UsageError if the baseline is not on it."""
     pair_matrix, reference_matrix = _matrices(cells)
-    by, design = options.by, options.design
+    by = options.by
     scenario_matrix = pair_matrix.averaged_by(by) if by else pair_matrix
     matrix = scenario_matrix
     if options.cluster:
@@ -277,47 +268,39 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
     if options.baseline is not None and options.baseline not in available:
         raise UsageError(unknown_pair_message(options.baseline, available, cells))
     unplanned_reason = _why_unplanned(cells, options)
+    design = None if unplanned_reason else options.design
     # On a board by model or prompt, a row is silent (without any answer) if all its pairs are.
     answered = {averaged_pair(cell.pair, by) for cell in cells.cells if not cell.failed}
-    silent_rows = frozenset(averaged_pair(pair, by) for pair in cells.silent) - answered
+    silent = frozenset(averaged_pair(pair, by) for pair in cells.silent)
+    only_stale = frozenset(averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair))
     rank_options = RankOptions(
         baseline=options.baseline,
-        design=None if unplanned_reason else design,
+        design=design,
         finished_scenarios=cells.finished_scenarios,
-        silent=silent_rows,
+        silent=silent - answered,
+        stale=only_stale - set(matrix.pairs),
     )
     ranking = rank(matrix, rank_options, reference_matrix)
     # If a board by model or prompt has no mean at all, report the scores that the pairs lack.
     incomplete_matrix = scenario_matrix if scenario_matrix.judged.any() else pair_matrix
-    needs_all_core = options.cluster is not None  # means per persona need every core scenario
-    missing = missing_scores(incomplete_matrix, needs_all_core=needs_all_core)
-    only_stale = {averaged_pair(pair, by) for pair in cells.only_stale if not is_reference(pair)} - set(matrix.pairs)
-    stale_rows = [
-        PairResult(pair=pair, ranked=False, estimate=None, adjusted_mean=None, stale=True)
-        for pair in sorted(only_stale)
-    ]
-    ranking = replace(ranking, missing_scores=missing, rows=(*ranking.rows, *stale_rows))
+    missing = missing_scores(incomplete_matrix, needs_all_core=options.cluster is not None)
+    ranking = replace(ranking, missing_scores=missing)
     if ranking.next_look is not None and design is not None:
         pace = options.judging.minutes_per_answer
         ranking = replace(ranking, next_look=_with_effort(ranking.next_look, design, cells, matrix, pace))
     standings = tuple(_standings(ranking.rows, cells, options, scenario_matrix, matrix))
     reference_standings = tuple(_standings(ranking.references, cells, options, scenario_matrix, matrix))
     runs = [cell.run for cell in cells.cells]
-    last_runs = {run.params.get("model", ""): run for run in runs}  # by model
-    hosts = tuple(sorted({run.params["host"] for run in runs if "host" in run.params}))
-    flags = {flag for standing in standings for flag in standing.flags}
     conditions: dict[str, Any] = {"id": cells.conditions}
     if runs:
         conditions |= {name: runs[0].params.get(name) for name in CONDITIONS}
-    rubric_id, _, _ = cells.rubric.partition("@")
     obstacle = "no answer has a usable tip" if cells.all_unusable else None
     if by and pair_matrix.pairs and not shared_by_all(pair_matrix.pairs, by):
         obstacle = f"no {OTHER_SIDE[by]} is shared by all {by}s"
-    return Leaderboard(
+    board = Leaderboard(
         experiment=experiment,
         suite=", ".join(sorted({run.params.get("suite", "") for run in runs})),
-        rubric=rubric_id,
-        rubric_tag=cells.rubric,
+        rubric=cells.rubric,
         conditions=conditions,
         judges=cells.judges,
         provisional=cells.provisional,
@@ -329,9 +312,8 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         attribution=attribute(pair_matrix),
         scales=options.scales,
         matrix=matrix,
-        references_matrix=reference_matrix,
-        notes=tuple(board_notes(cells, ranking, flags, hosts, by=by, unit=options.cluster or "scenario")),
-        hosts=hosts,
+        reference_matrix=reference_matrix,
+        hosts=tuple(sorted({run.params["host"] for run in runs if "host" in run.params})),
         where=dict(cells.cell_filter.where),
         judge=cells.cell_filter.judge,
         n_scenarios=int(scenario_matrix.core.sum()),
@@ -342,9 +324,10 @@ def make_board(experiment: str, cells: BoardCells, options: BoardOptions) -> Lea
         exclude=cells.cell_filter.exclude,
         judging=options.judging,
         composite_range=cells.rubric_content.composite_range if cells.rubric_content else None,
-        sizes={model: _size(run) for model, run in last_runs.items()},
+        sizes={run.params.get("model", ""): _size(run) for run in runs},
         coverage=cells.coverage,
     )
+    return replace(board, notes=tuple(board_notes(board, cells)))
 
 
 def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
@@ -355,10 +338,10 @@ def _matrices(cells: BoardCells) -> tuple[ScoreMatrix, ScoreMatrix]:
     scored = [cell for cell in cells.cells if cell.values] if cells.has_scores else []
     scores = [Score(cell.pair, cell.scenario, cell.persona, cell.values[COMPOSITE]) for cell in scored]
     full = score_matrix(scores, {cell.pair for cell in cells.cells})
-    references = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
-    candidate_matrix = full.select(~references)  # without scenarios in which no candidate is judged
-    shared = np.isin(full.scenarios, candidate_matrix.scenarios)
-    return candidate_matrix, full.select(references, scenarios=shared)
+    reference_mask = np.array([is_reference(pair) for pair in full.pairs], dtype=bool)
+    candidate_matrix = full.select(~reference_mask)  # without scenarios in which no candidate is judged
+    scenario_mask = np.isin(full.scenarios, candidate_matrix.scenarios)
+    return candidate_matrix, full.select(reference_mask, scenario_mask)
 
 
 def _why_unplanned(cells: BoardCells, options: BoardOptions) -> str | None:
@@ -412,7 +395,7 @@ def _standings(
             groups[cell.pair].append(cell)
         elif getattr(cell.pair, OTHER_SIDE[by]) in shared:
             groups[averaged_pair(cell.pair, by)].append(cell)
-    with_stale_runs = {averaged_pair(pair, by) for pair, count in cells.stale.items() if count}
+    with_stale_runs = {averaged_pair(pair, by) for pair in cells.stale}
     for row in rows:
         row_cells = groups[row.pair]
         n_averaged = row.estimate.n if row.estimate else 0  # scenarios, or personas
@@ -467,8 +450,8 @@ def _usable(cells: Iterable[BoardCell]) -> Usable | None:
 
 
 def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Iterator[str]:
-    """Yield the flags of a row; `standings.FLAGS` describes them."""
-    if not row.ranked and not is_reference(row.pair):
+    """Yield the flags of a row; `standings.FLAG_TEXTS` describes them."""
+    if not row.is_ranked and not is_reference(row.pair):
         yield "incomplete"
     if row.is_adjusted:
         yield "adjusted"
@@ -476,7 +459,7 @@ def _flags(row: PairResult, cells: Sequence[BoardCell], *, stale: bool) -> Itera
         yield "failed"
     if stale:
         yield "stale"
-    for name in ("truncated", "floored", "foreign_resident"):  # foreign_resident: another client's model was in memory
+    for name in ("truncated", "floored", "foreign_resident"):
         if any(cell.run.tags.get(name) == "true" for cell in cells):
             yield name
 
@@ -486,7 +469,7 @@ def _decision_is_fragile(ranking: Ranking, standings: Sequence[Standing], cells:
     if not ranking.decided or usable is None or cells.rubric_content is None:
         return False
     # The lead over the closest row; `to_leader` is row − leader.
-    lead = -max(row.to_leader.mean for row in ranking.rows if row.ranked and row.to_leader is not None)
+    lead = -max(row.to_leader.mean for row in ranking.rows if row.is_ranked and row.to_leader is not None)
     return is_fragile(
         lead,
         usable_mean=usable.composite,
@@ -531,7 +514,7 @@ def scale_names(store: RunStore, cells: BoardCells) -> tuple[str, ...]:
     """Return the scales of the board's rubric. If it is not found, uses the rubric of the newest run."""
     rubric, runs = cells.rubric_content, [cell.run for cell in cells.cells]
     if rubric is None and runs:
-        _, texts = store.get(newest_run(runs).run_id)
+        _, texts = store.get(newest_answered_run(runs).run_id)
         rubric = read_rubric(texts.get(RUBRIC))
     return rubric.scale_names if rubric else ()
 
@@ -590,8 +573,9 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     duels = []
     for duel in read_duels(store, experiment):
         is_by_judge = judge is None or duel.judge == judge
-        if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs):
-            first, second = (Pair(*pair) for pair in duel.pairs)
+        first, second = (Pair(*pair) for pair in duel.pairs)
+        # Only a key that was changed outside tipbench has a duel of a pair with itself.
+        if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and first != second:
             duels.append(Duel(first, second, duel.scenario, _WINNERS[duel.winner]))
     return duels
 
@@ -621,7 +605,7 @@ def record_board(store: RunStore, experiment_id: str, board: Leaderboard) -> str
         name=f"leaderboard of {board.experiment}",
         start_ms=now,
         end_ms=now,
-        params={"rubric": board.rubric_tag or "none", "conditions": str(board.conditions.get("id", ""))},
+        params={"rubric": board.rubric or "none", "conditions": str(board.conditions.get("id", ""))},
         metrics={
             "pairs": float(len(board.standings)),
             "scenarios": float(board.n_scenarios),

@@ -8,7 +8,7 @@ model or a prompt (`averaged_pair`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -112,7 +112,7 @@ class PairResult:
     """One pair with its statistics. Ranks and `p_best` are None if it is not ranked."""
 
     pair: Pair
-    ranked: bool
+    is_ranked: bool
     estimate: Estimate | None  # over its own scenarios; None if it is not judged
     adjusted_mean: float | None  # mean adjusted for missing scenarios; None if it cannot be estimated
     is_adjusted: bool = False  # its scenarios are not exactly the core ones: `adjusted_mean` and `estimate` can differ
@@ -122,14 +122,14 @@ class PairResult:
     p_best: float | None = None  # probability of being the best ranked pair
     to_leader: Difference | None = None  # pair − leader; None for the leader, or without shared scenarios
     to_baseline: Difference | None = None  # pair − baseline
-    stale: bool = False  # all its runs are stale; `make_board` adds such pairs
+    is_stale: bool = False  # all its runs are stale
 
 
 @dataclass(frozen=True)
 class Ranking:
     """The result of `rank`. Units are scenarios, or personas if the matrix has means per persona."""
 
-    rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others
+    rows: tuple[PairResult, ...]  # the ranked pairs in rank order, then the others, then stale ones
     leader: Pair | None
     tied: tuple[Pair, ...]  # ranked pairs not significantly different from the leader, then unranked pairs with scores
     # At least two pairs have answers, all of these are ranked, and the leader is significantly better than the others.
@@ -137,10 +137,9 @@ class Ranking:
     units_needed: int | None  # in total, to decide with 80 % power; None if decided, unknown or out of reach
     smallest_detectable: float | None  # smallest true difference to the leader that is detected with 80 % power
     n_units: int  # core units
-    too_few: bool  # fewer than MIN_SCENARIOS: nothing can be decided
+    too_few_units: bool  # fewer than MIN_SCENARIOS: nothing can be decided
     level: float = ALPHA  # significance level of the tests
-    planned: bool = False  # whether the tests are planned looks
-    look: Look | None = None  # the latest look reached
+    look: Look | None = None  # the latest look reached; None also if no looks are planned
     next_look: NextLook | None = None
     n_tested: int = 0  # core units in the tests; 0 before the first look
     references: tuple[PairResult, ...] = ()  # best first
@@ -151,7 +150,7 @@ class Ranking:
     @cached_property
     def ranked(self) -> frozenset[Pair]:
         """The ranked pairs."""
-        return frozenset(row.pair for row in self.rows if row.ranked)
+        return frozenset(row.pair for row in self.rows if row.is_ranked)
 
     @cached_property
     def tied_ranked(self) -> tuple[Pair, ...]:
@@ -160,13 +159,13 @@ class Ranking:
 
     @cached_property
     def unranked(self) -> tuple[PairResult, ...]:
-        """The unranked pairs that prevent a decision: neither silent nor stale (`make_board` adds stale ones)."""
-        return tuple(row for row in self.rows if not (row.ranked or row.stale or row.pair in self.silent))
+        """The unranked pairs that prevent a decision: neither silent nor stale."""
+        return tuple(row for row in self.rows if not (row.is_ranked or row.is_stale or row.pair in self.silent))
 
     @cached_property
     def ahead(self) -> tuple[Pair, ...]:
         """Ranked pairs that are significantly better than the leader in the tested scenarios, despite a lower mean."""
-        return tuple(row.pair for row in self.rows if row.ranked and row.to_leader and row.to_leader.better)
+        return tuple(row.pair for row in self.rows if row.is_ranked and row.to_leader and row.to_leader.better)
 
     @property
     def beats_reference(self) -> bool | None:
@@ -184,6 +183,7 @@ class RankOptions:
     design: Design | None = None  # None if no looks are planned
     finished_scenarios: frozenset[str] = frozenset()  # those in which no answer waits for a judge
     silent: frozenset[Pair] = frozenset()  # pairs without any answer
+    stale: frozenset[Pair] = frozenset()  # pairs whose runs are all stale, so the matrix does not have them
     n_flips: int = N_FLIPS
     n_resamples: int = N_RESAMPLES
 
@@ -205,30 +205,15 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     n_core = int(core.sum())
     adjusted_means, leader, ranked = _leader_and_ranked(matrix)
     look, look_scenarios = _latest_look(matrix, ranked, options)
+    leader_pair, leader_values = None, None
     to_leader: Mapping[Pair, Difference | None] = {}
     to_baseline: Mapping[Pair, Difference | None] = {}
-    leader_pair, leader_values, posterior = None, None, None
-    ranked_index = {int(column): i for i, column in enumerate(np.flatnonzero(ranked))}
-    better = np.zeros((0, 0), dtype=bool)  # [i, j]: the i-th ranked pair is significantly better than the j-th
+    p_best: Mapping[Pair, float] = {}
+    shrinkage = 1.0
     if leader is not None:
         leader_pair, leader_values = matrix.pairs[leader], values[:, leader]
         to_leader = _differences(matrix, ranked, leader_pair, leader_values, look_scenarios, options)
-        tested = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
-        better = significantly_better(tested, n_flips=options.n_flips, level=options.level)
-        # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
-        # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
-        leader_index = ranked_index[leader]
-        for column, i in ranked_index.items():
-            diff = to_leader.get(matrix.pairs[column])
-            if diff is not None and diff.worse:
-                better[leader_index, i] = True
-                better[i, leader_index] = False
-        ranked_matrix = matrix.select(ranked)
-        # With one scenario, the errors of several pairs cannot be estimated.
-        if len(ranked_matrix.scenarios) > 1 or len(ranked_matrix.pairs) == 1:
-            # Scores can be missing, but resampling needs complete values: the pseudo-values.
-            fit = additive_fit(ranked_matrix.values, core=np.ones(len(ranked_matrix.scenarios), dtype=bool))
-            posterior = empirical_bayes(fit.pseudo_values, n_resamples=options.n_resamples)
+        p_best, shrinkage = _p_best_and_shrinkage(matrix.select(ranked), options.n_resamples)
     if options.baseline is not None:
         source = references if options.baseline in references.pairs else matrix
         baseline_values = source.values[:, source.pairs.index(options.baseline)]
@@ -239,55 +224,52 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
         has_adjusted_mean = not np.isnan(adjusted_mean)
         row = PairResult(
             pair=pair,
-            ranked=column in ranked_index,
+            is_ranked=bool(ranked[column]),
             estimate=estimate,
             adjusted_mean=adjusted_mean if has_adjusted_mean else None,
             is_adjusted=bool(estimate and has_adjusted_mean and (matrix.judged[:, column] != core).any()),
+            p_best=p_best.get(pair),
             to_leader=to_leader.get(pair),
             to_baseline=to_baseline.get(pair),
         )
-        if column in ranked_index:
-            i = ranked_index[column]
-            row = replace(
-                row,
-                rank=1 + int((adjusted_means[ranked] > adjusted_mean + TOLERANCE).sum()),
-                rank_low=1 + int(better[:, i].sum()),
-                rank_high=len(ranked_index) - int(better[i].sum()),
-                p_best=float(posterior.p_best[i]) if posterior else None,
-            )
         rows.append(row)
-    rows.sort(key=_row_order)
-    rivals = {row.pair: row.to_leader for row in rows if row.ranked and row.pair != leader_pair}
-    tied_ranked = {pair: diff for pair, diff in rivals.items() if diff is None or not diff.separated}
-    unranked_rows = [row for row in rows if not row.ranked and row.pair not in options.silent]
+    tested_scores = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
+    ranked_rows = _with_ranks([row for row in rows if row.is_ranked], tested_scores, options)
+    ranked_rows.sort(key=lambda row: (row.rank or 0, row.pair))
+    unranked_rows = sorted((row for row in rows if not row.is_ranked), key=_order_without_rank)
+    stale_rows = [
+        PairResult(pair, is_ranked=False, estimate=None, adjusted_mean=None, is_stale=True)
+        for pair in sorted(options.stale)
+    ]
+    # All ranked pairs but the leader: each shares scenarios with it, so it has a difference.
+    rivals = {row.pair: row.to_leader for row in ranked_rows if row.to_leader is not None}
+    tied = {pair: difference for pair, difference in rivals.items() if not difference.separated}
+    undecided_rows = [row for row in unranked_rows if row.pair not in options.silent]
     # A pair with too few scores to be ranked is not tested, so it may still be the best.
-    too_few_judged = [row.pair for row in unranked_rows if row.estimate] if leader is not None else []
-    decided = bool(rivals) and not unranked_rows and all(diff is not None and diff.worse for diff in rivals.values())
-    shrinkage = posterior.shrinkage if posterior else 1.0
-    n_tested = int((look_scenarios & core).sum())
-    sds = [diff.sd for diff in rivals.values() if diff and diff.sd]
+    too_few_judged = [row.pair for row in undecided_rows if row.estimate] if leader is not None else []
+    sds = [difference.sd for difference in rivals.values() if difference.sd]
     median_sd = float(np.median(sds)) if sds else None
+    n_tested = int((look_scenarios & core).sum())
     reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
-    return Ranking(
-        rows=tuple(rows),
+    ranking = Ranking(
+        rows=(*ranked_rows, *unranked_rows, *stale_rows),
         leader=leader_pair,
-        tied=(*tied_ranked, *too_few_judged),
-        decided=decided,
-        units_needed=None if decided else _scenarios_needed(tied_ranked, shrinkage, options.level, n_core),
+        tied=(*tied, *too_few_judged),
+        decided=bool(rivals) and not undecided_rows and all(difference.worse for difference in rivals.values()),
+        units_needed=_scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
         ),
         n_units=n_core,
-        too_few=n_core < MIN_SCENARIOS,
+        too_few_units=n_core < MIN_SCENARIOS,
         level=options.level,
-        planned=design is not None,
         look=look,
-        next_look=None if decided else _next_look(design, look, matrix, rivals, unranked_rows, leader, shrinkage),
         n_tested=n_tested,
         references=reference_rows,
         to_reference=_negated(reference_rows[0].to_leader) if reference_rows else None,
         silent=tuple(sorted(options.silent)),
     )
+    return replace(ranking, next_look=_next_look(ranking, matrix, design, shrinkage)) if design else ranking
 
 
 def _can_lead(matrix: ScoreMatrix) -> Mask:
@@ -356,9 +338,8 @@ def _differences(
 ) -> dict[Pair, Difference | None]:
     """Return pair − `other` for all pairs but `other`. Only ranked pairs are tested, as one family over `scenarios`."""
     family = [column for column, pair in enumerate(matrix.pairs) if ranked[column] and pair != other]
-    masked = np.where(scenarios[:, None], np.column_stack([other_values, matrix.values[:, family]]), np.nan)
-    masked_other, masked_family = masked[:, 0], masked[:, 1:]
-    differences = simultaneous_differences(masked_family, masked_other, options.level, n_flips=options.n_flips)
+    tested_values = np.where(scenarios[:, None], matrix.values[:, family], np.nan)
+    differences = simultaneous_differences(tested_values, other_values, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
     # A pair is a column of the matrix, but a row of the board, hence `row`.
     return {
@@ -366,6 +347,44 @@ def _differences(
         for column, pair in enumerate(matrix.pairs)
         if pair != other
     }
+
+
+def _p_best_and_shrinkage(ranked: ScoreMatrix, n_resamples: int) -> tuple[Mapping[Pair, float], float]:
+    """Return each pair's probability of being the best, and the shrinkage of `EmpiricalBayes`.
+
+    Several pairs in a single scenario have no probabilities, and no shrinkage (1): errors cannot be estimated.
+    """
+    if len(ranked.scenarios) == 1 and len(ranked.pairs) > 1:
+        return {}, 1.0
+    # Scores can be missing, but resampling needs complete values: the pseudo-values.
+    fit = additive_fit(ranked.values, core=np.ones(len(ranked.scenarios), dtype=bool))
+    posterior = empirical_bayes(fit.pseudo_values, n_resamples=n_resamples)
+    return dict(zip(ranked.pairs, posterior.p_best.tolist(), strict=True)), posterior.shrinkage
+
+
+def _with_ranks(rows: Sequence[PairResult], tested_scores: Floats, options: RankOptions) -> list[PairResult]:
+    """Add ranks and rank ranges to the ranked rows. `tested_scores` has a column for each row."""
+    if not rows:
+        return []
+    # [i, j]: row i is significantly better than row j.
+    better = significantly_better(tested_scores, n_flips=options.n_flips, level=options.level)
+    # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
+    # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
+    leader = next(i for i, row in enumerate(rows) if row.to_leader is None)
+    for i, row in enumerate(rows):
+        if row.to_leader is not None and row.to_leader.worse:
+            better[leader, i] = True
+            better[i, leader] = False
+    adjusted_means = np.array([row.adjusted_mean for row in rows], dtype=np.float64)
+    return [
+        replace(
+            row,
+            rank=1 + int((adjusted_means > adjusted_means[i] + TOLERANCE).sum()),
+            rank_low=1 + int(better[:, i].sum()),
+            rank_high=len(rows) - int(better[i].sum()),
+        )
+        for i, row in enumerate(rows)
+    ]
 
 
 def _reference_rows(
@@ -387,9 +406,9 @@ def _reference_rows(
                 # Too few shared scenarios for a test: return the difference over all scenarios, untested.
                 difference = untested(paired_difference(other=leader_values, row=values))
         rows.append(
-            PairResult(pair, ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
+            PairResult(pair, is_ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
-    return tuple(sorted(rows, key=_row_order))
+    return tuple(sorted(rows, key=_order_without_rank))
 
 
 def _negated(difference: Difference | None) -> Difference | None:
@@ -404,23 +423,19 @@ def _negated(difference: Difference | None) -> Difference | None:
     )
 
 
-def _row_order(row: PairResult) -> tuple[bool, int, bool, float, Pair]:
-    """Return the sort key: ranked pairs by rank, then scored pairs by mean, then pairs without a score."""
-    if row.ranked:
-        return False, row.rank or 0, row.estimate is None, 0.0, row.pair
-    mean = row.estimate.mean if row.estimate else 0.0
-    return True, 0, row.estimate is None, -mean, row.pair
+def _order_without_rank(row: PairResult) -> tuple[bool, float, Pair]:
+    """Return the sort key of rows without a rank: highest mean first, pairs without a score last."""
+    return row.estimate is None, -row.estimate.mean if row.estimate else 0.0, row.pair
 
 
-def _scenarios_needed(
-    tied: Mapping[Pair, Difference | None], shrinkage: float, level: float, n_core: int
-) -> int | None:
-    """Return the scenarios needed to separate each pair of `tied` from the leader; None if unknown or out of reach."""
+def _scenarios_needed(tied: Mapping[Pair, Difference], shrinkage: float, level: float, n_core: int) -> int | None:
+    """Return the scenarios needed to separate each pair of `tied` from the leader.
+
+    None if no pair is tied, or if the number is unknown or out of reach.
+    """
     most = MAX_GROWTH * max(n_core, MIN_SCENARIOS)
     needed_by_pair = []
     for diff in tied.values():
-        if diff is None:
-            return None
         at_least = max(MIN_SCENARIOS, diff.n + 1)
         needed = scenarios_needed(shrinkage * diff.mean, diff.sd, comparisons=len(tied), at_least=at_least, level=level)
         if needed is None or needed > most:
@@ -429,27 +444,26 @@ def _scenarios_needed(
     return max(needed_by_pair, default=None)
 
 
-def _next_look(
-    design: Design | None,
-    look: Look | None,
-    matrix: ScoreMatrix,
-    rivals: Mapping[Pair, Difference | None],
-    unranked_rows: Iterable[PairResult],
-    leader: int | None,
-    shrinkage: float,
-) -> NextLook | None:
-    """Return the next look with its conditional power: the lowest over all rivals and unranked pairs."""
-    n_reached = look.number if look else 0
-    if design is None or n_reached >= len(design.looks) or design.looks[-1] < least_scenarios(design.level):
-        return None  # no design, no look left, or all looks have too few scenarios for a test
+def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage: float) -> NextLook | None:
+    """Return the next look that may decide; None if the board is decided, or if no such look is left.
+
+    Its power is the lowest conditional power over all pairs but the leader.
+    """
+    n_reached = ranking.look.number if ranking.look else 0
+    least = least_scenarios(design.level)
+    if ranking.decided or n_reached == len(design.looks) or design.looks[-1] < least:
+        return None
     upcoming = Look(n_reached + 1, len(design.looks), design.looks[n_reached])
-    if leader is None or not rivals:
+    if ranking.leader is None or len(ranking.ranked) < 2 or upcoming.at < least:
         return NextLook(upcoming, power=None)
+    leader_scores = matrix.values[:, matrix.pairs.index(ranking.leader)]
+    critical = sidak_critical_t(upcoming.at, comparisons=max(len(ranking.tied_ranked), 1), level=design.level)
     powers = []
-    n_open = sum(diff is None or not diff.separated for diff in rivals.values())
-    for pair in (*rivals, *(row.pair for row in unranked_rows)):
-        lead = paired_difference(other=matrix.values[:, matrix.pairs.index(pair)], row=matrix.values[:, leader])
-        if lead is None or not lead.sd or upcoming.at < least_scenarios(design.level):
+    for column, pair in enumerate(matrix.pairs):
+        if pair == ranking.leader or pair in ranking.silent:
+            continue
+        lead = paired_difference(other=matrix.values[:, column], row=leader_scores)
+        if lead is None or not lead.sd:
             return NextLook(upcoming, power=None)
         power = conditional_power(
             lead.mean,
@@ -457,7 +471,7 @@ def _next_look(
             n_now=min(lead.n, upcoming.at),
             n_then=upcoming.at,
             expected_mean=shrinkage * lead.mean,
-            critical=sidak_critical_t(upcoming.at, max(n_open, 1), design.level),
+            critical=critical,
         )
         powers.append(power)
     return NextLook(upcoming, min(powers))

@@ -121,13 +121,14 @@ def to_markdown(board: Leaderboard) -> str:
     """Return the verdict, table, attribution and notes as Markdown."""
     columns, rows = table_rows(board)
     judges = ", ".join(board.judges) or "no one yet"
+    rubric_id, _, _ = board.rubric.partition("@")
     parts = [
         f"## {plain_markdown(board.experiment)}",
         f"**{plain_markdown(board.verdict)}**",
         markdown_table(columns, rows, left_aligned=TEXT_COLUMNS).rstrip(),
         "\n".join(f"- {plain_markdown(line)}" for line in footer_lines(board)),
         "\n".join(f"- Note: {plain_markdown(note)}" for note in board.notes),
-        plain_markdown(f"Rubric {board.rubric or 'none'}, suite {board.suite}, judged by {judges}."),
+        plain_markdown(f"Rubric {rubric_id or 'none'}, suite {board.suite}, judged by {judges}."),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -158,7 +159,7 @@ def footer_lines(board: Leaderboard) -> list[str]:
     if isinstance(duels, Unknown):
         lines.append(f"Duels: {duels.reason}")
     elif duels is not None:
-        points = [f"{row.pair} {row.points:g} of {row.duels}" for row in duels.standings]
+        points = [f"{row.pair} {row.points:g} of {row.n_duels}" for row in duels.standings]
         scenarios = plural(duels.n_scenarios, "scenario")
         lines.append(
             f"Duels between the {TIED} rows over {scenarios} (points): {', '.join(points)}. {duel_result(duels)}"
@@ -192,10 +193,10 @@ def attribution_lines(attribution: Attribution | Unknown) -> list[str]:
     lines = [f"What explains the differences{scope}: {', '.join(shares)}."]
     if attribution.persona is not None:
         lines.append(f"Differences between personas explain {percent(attribution.persona.share)} (part of scenario).")
-    for flag in attribution.flags:
-        effects = (("helps", flag.helps), ("hurts", flag.hurts))
+    for each in attribution.model_dependent_prompts:
+        effects = (("helps", each.helps), ("hurts", each.hurts))
         parts = [f"{verb} {', '.join(models)} more than others" for verb, models in effects if models]
-        lines.append(f"{flag.prompt} {' and '.join(parts)}.")
+        lines.append(f"{each.prompt} {' and '.join(parts)}.")
     return lines
 
 
@@ -253,7 +254,7 @@ def chance_text(p: float | None) -> str | None:
 
 def best_text(board: Leaderboard, standing: Standing) -> str | None:
     """Format the probability of being best; None if there are too few scenarios to resample."""
-    return None if board.ranking.too_few else chance_text(standing.result.p_best)
+    return None if board.ranking.too_few_units else chance_text(standing.result.p_best)
 
 
 def p_text(difference: Difference | None) -> str | None:

@@ -124,10 +124,11 @@ def step_down(differences: Floats, *, n_flips: int = N_FLIPS) -> tuple[float | N
 
 
 def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FLIPS) -> tuple[float | None, ...]:
-    """Return, for each column, half the width of its single-step simultaneous interval, in standard errors.
+    """Return the t of each column's simultaneous interval (single-step max-t): mean ± t × standard error.
 
-    It follows from the (1 − level) quantile, over flips, of the largest statistic of the centred differences. None for
-    fewer than two shared scenarios, or if there are too few flips for the level: then the interval is unbounded.
+    The critical z², the same for all columns, is the (1 − level) quantile of the largest z² of the centred differences
+    over flips. It is converted to each column's t by its number of shared scenarios. None for fewer than two shared
+    scenarios, or if there are too few flips for the level: then the interval is unbounded.
     """
     critical: list[float | None] = [None] * differences.shape[1]
     testable = _TestableColumns.of(differences)
@@ -142,9 +143,9 @@ def critical_t(differences: Floats, level: float = ALPHA, *, n_flips: int = N_FL
         return tuple(critical)
     r_squared = -np.expm1(-largest[-1 - n_above] / _wallace_factor(n_shared))  # the inverse of _wallace_z_squared
     bounded = r_squared < MAX_R_SQUARED
-    half_widths = np.sqrt((n_shared - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
-    for column, half_width, is_bounded in zip(testable.columns, half_widths, bounded, strict=True):
-        critical[column] = float(half_width) if is_bounded else None
+    critical_ts = np.sqrt((n_shared - 1.0) * r_squared / np.where(bounded, 1 - r_squared, 1.0))
+    for column, t, is_bounded in zip(testable.columns, critical_ts, bounded, strict=True):
+        critical[column] = float(t) if is_bounded else None
     return tuple(critical)
 
 
@@ -265,7 +266,7 @@ class _AllPairs:
         # Without each scenario's mean, the differences of columns are the same, and rounding errors are smaller.
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
-        patterns, self._pattern = np.unique(judged, axis=1, return_inverse=True)
+        patterns, self._pattern_of_column = np.unique(judged, axis=1, return_inverse=True)
         present = judged.astype(np.float64)
         self._n_shared = present.T @ present
         cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
@@ -283,9 +284,9 @@ class _AllPairs:
         n_flips = max(min(n_flips, MAX_SUMS_IN_MEMORY // (patterns.shape[1] * values.shape[1])), 100)
         signs = np.ascontiguousarray(sign_flips(len(values), n_flips).T, dtype=precision)
         centred = centred.astype(precision)
-        all_scenarios = centred.T @ signs
+        sums_over_all = centred.T @ signs
         # A pattern usually has most scenarios, so it is faster to subtract the scenarios that it lacks.
-        pattern_sums = [all_scenarios - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
+        pattern_sums = [sums_over_all - centred[~pattern].T @ signs[~pattern] for pattern in patterns.T]
         self._flipped_sums: NDArray[Any] = np.stack(pattern_sums)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._n_shared)
 
@@ -304,11 +305,12 @@ class _AllPairs:
         """Return the largest statistic of each flip over all pairs of columns with a scale above 0."""
         sums = self._flipped_sums[:, :, flips]
         n_patterns, k, n_flips = sums.shape
+        pattern = self._pattern_of_column
         largest = np.zeros(n_flips)
         for i in range(k - 1):
             # Sums of column i, over the pattern of each later column; one sum is enough if all patterns are equal.
-            own_sums = sums[0, i] if n_patterns == 1 else sums[self._pattern[i + 1 :], i]
-            r_squared = own_sums - sums[self._pattern[i], i + 1 :]  # flipped sums; made r² in place, to save memory
+            own_sums = sums[0, i] if n_patterns == 1 else sums[pattern[i + 1 :], i]
+            r_squared = own_sums - sums[pattern[i], i + 1 :]  # flipped sums; made r² in place, to save memory
             np.square(r_squared, out=r_squared)
             r_squared *= scale[i, i + 1 :, None]
             largest_of_column = self._statistic(r_squared, self._n_shared[i, i + 1 :, None]).max(axis=0)

@@ -14,7 +14,7 @@ from tipbench.markup import NOTHING, duration
 from tipbench.text import interval, number, percent, short_name
 
 MAX_NAME_CHARS = 90  # in a table; JSON and CSV have the full name
-FLAGS = {
+FLAG_TEXTS = {
     "incomplete": "too few scenarios judged in common with the leader, so not ranked",
     "adjusted": "lacks scenarios: its mean is also shown adjusted for these",
     "failed": "cells without a complete answer",
@@ -81,7 +81,7 @@ class Table:
         return "descending" if self.sort == f"-{column.key}" else None
 
 
-def standings(board: Leaderboard, sort: str | None = None) -> Table:
+def standings_table(board: Leaderboard, sort: str | None = None) -> Table:
     """Return the table of a board, with references last. An unknown `sort` keeps the order of the board."""
     columns = tuple(_columns(board))
     keys = [column.key for column in columns]
@@ -202,7 +202,7 @@ def _row(board: Leaderboard, standing: Standing) -> TableRow:
         prompt="" if board.by == "model" or state is State.REFERENCE else short_name(pair.prompt, MAX_NAME_CHARS),
         state=str(state),
         cells=tuple(_cells(board, standing, state)),
-        flags=tuple((flag, FLAGS.get(flag, flag)) for flag in standing.flags),
+        flags=tuple((flag, FLAG_TEXTS[flag]) for flag in standing.flags),
         is_baseline=pair == board.baseline,
     )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tipbench.compare.cells import BoardCells
 from tipbench.compare.duels import DuelTable
-from tipbench.compare.matrix import OTHER_SIDE, Pair, Side, shared_by_all
-from tipbench.compare.ranking import NextLook, Ranking
-from tipbench.compare.statistics import Unknown
+from tipbench.compare.matrix import OTHER_SIDE, Pair, shared_by_all
+from tipbench.compare.ranking import NextLook
 from tipbench.plan.design import LEVELS, MIN_SCENARIOS, least_scenarios
 from tipbench.text import capitalized, join_names, percent, plural
+
+if TYPE_CHECKING:  # the board has its verdict as a property, so it imports this module
+    from tipbench.compare.leaderboard import Leaderboard
 
 # Words for rows without a significant difference.
 TIED = "tied"  # in tables
@@ -23,87 +25,76 @@ _MAX_LISTED = 12  # names in a list
 _MIN_CHANCE = 0.05  # a smaller chance to decide is not shown as a number
 
 
-@dataclass(frozen=True)
-class VerdictFacts:
-    """Facts for the verdict that are not part of the ranking."""
-
-    unit: str = "scenario"  # what rows are averaged over: scenario or persona
-    row_noun: str = "pair"  # what is ranked: pair, model or prompt
-    provisional: str | None = None  # source of the scores, if provisional
-    obstacle: str | None = None  # why nothing can be ranked, regardless of scores
-    unplanned_reason: str | None = None  # why the tests are not one of the planned looks
-    fragile: bool = False  # decided, but a few unusable answers of the leader could undo it
-    judges: tuple[str, ...] = ()
-    concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
-
-
-_NO_FACTS = VerdictFacts()
-
-
-def verdict_text(ranking: Ranking, duels: DuelTable | Unknown | None = None, facts: VerdictFacts = _NO_FACTS) -> str:
+def verdict_text(board: Leaderboard) -> str:
     """Return the verdict. It never calls a tied row worse: the leader has the highest mean, perhaps only by chance."""
-    sentences = [standing_sentence(ranking, facts)]
-    if ranking.leader is not None:
-        sentences += _qualifications(ranking, facts)
+    sentences = [leader_sentence(board)]
+    if board.ranking.leader is not None:
+        sentences += _qualifications(board)
+    duels = board.duels
     if isinstance(duels, DuelTable) and duels.winner is not None:
         sentences.append(f"{duels.winner} wins the duels between the {TIED} rows; duels do not change ranks.")
     elif isinstance(duels, DuelTable) and duels.absent:
         absent = join_names(duels.absent, _MAX_NAMES)
         sentences.append(f"The duels between the {TIED} rows have no winner yet: no duels of {absent}.")
     text = " ".join(sentences)
-    return f"Provisional ({facts.provisional}): {text}" if facts.provisional else text
+    if board.provisional and board.judges:
+        return f"Provisional (scored by {', '.join(board.judges)}): {text}"
+    return text
 
 
-def _qualifications(ranking: Ranking, facts: VerdictFacts) -> Iterator[str]:
-    if facts.fragile:
+def _qualifications(board: Leaderboard) -> Iterator[str]:
+    ranking = board.ranking
+    if board.fragile:
         yield "This is fragile: it could change if the leader gave unusable answers more often than seen so far."
     if (to_reference := ranking.to_reference) is not None and to_reference.separated is not None:
         state = f"{NOT_CLEARLY_DIFFERENT} from"
         if to_reference.separated:
             state = "clearly better than" if to_reference.better else "clearly worse than"
         yield f"The leader is {state} the reference {ranking.references[0].pair.model}."
-    if ranking.tied_ranked and not ranking.decided:
-        yield _outlook(ranking, facts)
-    if facts.unplanned_reason:
-        yield f"Not a planned look: {facts.unplanned_reason}."
+    if ranking.tied_ranked:
+        yield _outlook(board)
+    if board.unplanned_reason:
+        yield f"Not a planned look: {board.unplanned_reason}."
     if ranking.ahead:
         where = f"the {ranking.look.at} scenarios of the look" if ranking.look else "the scenarios that both have"
         yield f"Clearly better than the leader in {where}, though not overall: {join_names(ranking.ahead, _MAX_NAMES)}."
     if ranking.unranked:
-        yield unranked_sentence(ranking, facts)
+        yield unranked_sentence(board)
     higher = [row.pair for row in ranking.unranked if row.to_leader is not None and row.to_leader.mean > 0]
     if higher:
         yield f"Not ranked, but ahead of the leader in the scenarios that both have: {join_names(higher, _MAX_NAMES)}."
-    if ranking.silent and not ranking.decided:  # if decided, `standing_sentence` counts them
-        yield f"{plural(len(ranking.silent), facts.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
-    if facts.judges and not facts.provisional:
-        yield f"Judged by {join_names(facts.judges, _MAX_NAMES)}."
-    only_judge = ", the only judge," if len(facts.judges) == 1 else ""
-    concerns = [f"{judge}{only_judge} {facts.concerns[judge]}" for judge in facts.judges if judge in facts.concerns]
-    if concerns:
-        yield f"{'; '.join(concerns[:_MAX_NAMES])}."
+    if ranking.silent and not ranking.decided:  # if decided, `leader_sentence` counts them
+        yield f"{plural(len(ranking.silent), board.row_noun)} gave no answer: {join_names(ranking.silent, _MAX_NAMES)}."
+    if board.judges and not board.provisional:
+        yield f"Judged by {join_names(board.judges, _MAX_NAMES)}."
+    only_judge = ", the only judge," if len(board.judges) == 1 else ""
+    concerns = board.judging.concerns
+    sentences = [f"{judge}{only_judge} {concerns[judge]}" for judge in board.judges if judge in concerns]
+    if sentences:
+        yield f"{'; '.join(sentences[:_MAX_NAMES])}."
 
 
-def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
+def leader_sentence(board: Leaderboard) -> str:
     """Return the sentence naming the leader and the rows tied with it, or why there is no leader."""
+    ranking = board.ranking
     leader, look = ranking.leader, ranking.look
     if leader is None:
-        return _no_leader(ranking, facts)
-    over_scenarios = f"over {plural(ranking.n_units, facts.unit)}"
+        return _no_leader(board)
+    over_scenarios = f"over {plural(ranking.n_units, board.unit)}"
     if look is not None and look.of > 1:
         at = "" if look.at == ranking.n_units else f" at {look.at}"
         over_scenarios += f" (look {look.number} of {look.of}{at})"
     if len(ranking.ranked) == 1:
-        return f"{leader} is the only ranked {facts.row_noun}, {over_scenarios}: there is nothing to compare it with."
+        return f"{leader} is the only ranked {board.row_noun}, {over_scenarios}: there is nothing to compare it with."
     if ranking.decided:
-        n_stale = sum(row.stale for row in ranking.rows)
+        n_stale = sum(row.is_stale for row in ranking.rows)
         left_out = []
         if ranking.silent:
-            left_out.append(f"{plural(len(ranking.silent), facts.row_noun)} that gave no answer")
+            left_out.append(f"{plural(len(ranking.silent), board.row_noun)} that gave no answer")
         if n_stale:
-            left_out.append(f"{plural(n_stale, facts.row_noun)} of an older build, prompt or scenario")
+            left_out.append(f"{plural(n_stale, board.row_noun)} of an older build, prompt or scenario")
         without = f", without {' and '.join(left_out)}" if left_out else ""
-        return f"{leader} leads {over_scenarios}; every other {facts.row_noun} is clearly worse{without}."
+        return f"{leader} leads {over_scenarios}; every other {board.row_noun} is clearly worse{without}."
     leaders = [row.pair for row in ranking.rows if row.rank == 1]
     if len(leaders) > 1:
         others = [pair for pair in ranking.tied_ranked if pair not in leaders]
@@ -112,31 +103,32 @@ def standing_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
             rest = f" and are {NOT_CLEARLY_DIFFERENT} from {join_names(others, _MAX_NAMES)}"
         return f"{join_names(leaders, _MAX_NAMES)} share the lead {over_scenarios}{rest}."
     if not ranking.tied_ranked:
-        rest = "" if ranking.ahead else f"; every other ranked {facts.row_noun} is clearly worse"
+        rest = "" if ranking.ahead else f"; every other ranked {board.row_noun} is clearly worse"
         return f"{leader} leads {over_scenarios}{rest}."
     tied = join_names(ranking.tied_ranked, _MAX_NAMES)
     return f"{leader} leads {over_scenarios}, but is {NOT_CLEARLY_DIFFERENT} from {tied}."
 
 
-def unranked_sentence(ranking: Ranking, facts: VerdictFacts = _NO_FACTS) -> str:
+def unranked_sentence(board: Leaderboard) -> str:
     """Return the sentence on rows judged in too few scenarios to be ranked."""
-    counts = [row.estimate.n if row.estimate else 0 for row in ranking.unranked]
+    unranked = board.ranking.unranked
+    counts = [row.estimate.n if row.estimate else 0 for row in unranked]
     fewest, most = min(counts), max(counts)
-    judged = plural(most, facts.unit) if fewest == most else f"{fewest} to {plural(most, facts.unit)}"
-    names = join_names((row.pair for row in ranking.unranked), _MAX_NAMES)
+    judged = plural(most, board.unit) if fewest == most else f"{fewest} to {plural(most, board.unit)}"
+    names = join_names((row.pair for row in unranked), _MAX_NAMES)
     return f"Not decided: {names} (judged in {judged}) may still lead."
 
 
-def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
+def _no_leader(board: Leaderboard) -> str:
+    ranking, noun = board.ranking, board.row_noun
     missing = ranking.missing_scores
-    noun = facts.row_noun
-    if facts.obstacle:
-        return f"Nothing can be ranked: {facts.obstacle}."
+    if board.obstacle:
+        return f"Nothing can be ranked: {board.obstacle}."
     if not ranking.rows:
         if ranking.references:
             return f"Nothing to rank: only the reference {ranking.references[0].pair.model} is recorded."
         return "Nothing is recorded yet."
-    if all(row.stale for row in ranking.rows):
+    if all(row.is_stale for row in ranking.rows):
         pairs = plural(len(ranking.rows), noun)
         return f"Nothing to rank: all runs of {pairs} are of an older build, prompt or scenario."
     if missing is None:
@@ -149,21 +141,22 @@ def _no_leader(ranking: Ranking, facts: VerdictFacts) -> str:
     return f"No scenario is judged for half of the {plural(missing.n_pairs, noun)}; {closest}."
 
 
-def _outlook(ranking: Ranking, facts: VerdictFacts) -> str:
+def _outlook(board: Leaderboard) -> str:
     """Return the sentence on the next look, or on why there is none."""
+    ranking = board.ranking
     next_look = ranking.next_look
     if next_look is not None:
         look = next_look.look
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
         return f"{name}: {next_look_task(next_look)}." if next_look.n_answers else f"{name}."
-    if ranking.too_few:
+    if ranking.too_few_units:
         n_with_looks = least_scenarios(LEVELS[-1])  # the strictest level, that of the most looks
         needed = f"at least {MIN_SCENARIOS} needed ({n_with_looks} with several looks)"
-        return f"Too few {facts.unit}s: {ranking.n_units}; {needed}."
+        return f"Too few {board.unit}s: {ranking.n_units}; {needed}."
     if ranking.look is not None and ranking.look.of > 1:
         return "Too close to call at the last look."
     if ranking.units_needed is not None:
-        return f"About {plural(ranking.units_needed, facts.unit)} in all would decide, if the lead is as estimated."
+        return f"About {plural(ranking.units_needed, board.unit)} in all would decide, if the lead is as estimated."
     return "Too close to call."
 
 
@@ -199,21 +192,21 @@ def judging_task(
     return f"{task}, {percent(min(power, 0.999))} chance to decide"  # never 100 %: the power is an estimate
 
 
-def board_notes(
-    cells: BoardCells, ranking: Ranking, flags: Collection[str], hosts: Sequence[str], by: Side | None, unit: str
-) -> Iterator[str]:
-    """Yield the notes on a board, most important first; `flags` are those of its rows."""
+def board_notes(board: Leaderboard, cells: BoardCells) -> Iterator[str]:
+    """Yield the notes on a board, most important first."""
+    ranking, by = board.ranking, board.by
+    flags = {flag for standing in board.standings for flag in standing.flags}
     if not cells.has_scores:
         if cells.all_unusable:
             yield unusable_text(sum(not cell.failed for cell in cells.candidate_cells))
         elif any(cell.waits_for_judge for cell in cells.cells):
             yield "Not judged yet. Create a sheet for a judge with `tipbench judge export`."
-    elif cells.provisional:
-        note = f"Provisional: scored by {', '.join(cells.judges)}, not by people."
-        if (coverage := cells.coverage) and coverage.n_by_people:
+    elif board.provisional:
+        note = f"Provisional: scored by {', '.join(board.judges)}, not by people."
+        if (coverage := board.coverage) and coverage.n_by_people:
             note += f" People have judged {coverage.n_by_people} of {plural(coverage.n_scenarios, 'scenario')}."
         yield note
-    if filters := filter_text(cells.cell_filter.where, cells.cell_filter.judge):
+    if filters := filter_text(board.where, board.judge):
         yield f"{capitalized(filters)}."
     if cells.n_other_conditions:
         excluded = excluded_text(cells.n_other_conditions, "under other conditions")
@@ -233,14 +226,15 @@ def board_notes(
     if cells.excluded:
         yield f"Left out with --exclude: {join_names(cells.excluded, _MAX_LISTED)}."
     if "incomplete" in flags and ranking.leader:
-        n_needed = min(MIN_SCENARIOS, ranking.n_units)
-        yield f"Rows that share fewer than {plural(n_needed, unit)} with the leader are not ranked (flag: incomplete)."
+        needed = plural(min(MIN_SCENARIOS, ranking.n_units), board.unit)
+        yield f"Rows that share fewer than {needed} with the leader are not ranked (flag: incomplete)."
     if "adjusted" in flags:
         yield "Some rows lack scenarios: ranks use means adjusted for the missing ones (flag: adjusted)."
-    if ranking.too_few and any(row.p_best is not None for row in ranking.rows):  # computed, but hidden by `best_text`
-        yield f"P(best) needs at least {MIN_SCENARIOS} {unit}s and is not shown."
-    if len(hosts) > 1:
-        yield f"Latency and tokens/s come from {len(hosts)} hosts and are not comparable across hosts."
+    has_p_best = any(row.p_best is not None for row in ranking.rows)
+    if has_p_best and ranking.too_few_units:  # then `best_text` hides it
+        yield f"P(best) needs at least {MIN_SCENARIOS} {board.unit}s and is not shown."
+    if len(board.hosts) > 1:
+        yield f"Latency and tokens/s come from {len(board.hosts)} hosts and are not comparable across hosts."
 
 
 def unusable_text(n_answers: int) -> str:

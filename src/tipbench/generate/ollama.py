@@ -145,8 +145,8 @@ class OllamaEngine:
 
     def complete(self, request: GenerationRequest) -> Completion | EngineFailure:
         if self._unload_each_call and self._current is not None and self.alive():
-            # The previous call must have freed its memory. Skipped if the server is down: this would raise, the call
-            # below returns an EngineFailure.
+            # Wait until the model of the previous call is unloaded. Not if the server is down: waiting would raise an
+            # exception, but the call below returns an EngineFailure.
             wait_until_gone(self._api, self._current.digest)
         result = self._api.complete(request, self._body(request))
         if self._monitor.tag_moved:

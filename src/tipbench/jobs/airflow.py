@@ -134,8 +134,8 @@ class AirflowRunner:
 
         Returns False, without changes, if this job is not a retry or that DAG run cannot be continued.
         """
-        may_have_own_run = stored.run_id == run_id_of(job)  # saved by a call of `start` that was interrupted
-        if job.retry_of is None or may_have_own_run:
+        # An interrupted call of `start` may have triggered a DAG run for this job.
+        if job.retry_of is None or stored.run_id == run_id_of(job):
             return False
         previous = read_progress(JobFolder(self._jobs, job.retry_of))
         if previous.state is not JobState.FAILED or not previous.run_id:
@@ -144,15 +144,14 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start` was, after the write below
+        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start`, after the write below
+        if not run.has_ended or not failed_tasks:
+            return was_interrupted  # if so, that call has already cleared the tasks
         if not was_interrupted:
-            if not run.ended or not failed_tasks:
-                return False
             stored.run_id = previous.run_id
             stored.earlier_attempts = {task.key: task.try_number for task in run.tasks}
             write_progress(folder, stored)
-        if failed_tasks and run.ended:  # otherwise the interrupted call has cleared them
-            self._dag.clear(stored.run_id, failed_tasks)
+        self._dag.clear(stored.run_id, failed_tasks)
         return True
 
     def cancel(self, job: Job) -> None:
@@ -174,7 +173,7 @@ class AirflowRunner:
         run = self._dag.get_run(stored.run_id)
         if run is None and not stored.triggered:
             folder.forbid_start()
-        elif run is not None and not run.ended:
+        elif run is not None and not run.has_ended:
             try:
                 self._dag.cancel(stored.run_id)
             except AirflowError as exc:  # if the run has ended or was deleted, the next poll shows that
@@ -208,20 +207,18 @@ class AirflowRunner:
             if folder.start_forbidden:
                 return JobStatus(JobState.CANCELLED, reason="Cancelled before it was started.")
             if stored.run_id and self._dag.get_run(stored.run_id) is not None:
-                self.start(job)  # the trigger request arrived, but its response was lost
+                self.start(job)  # completes a call that was interrupted after the trigger request
                 return JobStatus(JobState.RUNNING)
             return JobStatus(JobState.LOST, reason=f"No DAG run recorded in {folder.path}.")
-        if stored.state in ENDED or self._clock() - stored.polled < self._max_age(job, stored):
+        if stored.state in ENDED or self._clock() - stored.polled_at < self._max_age(job, stored):
             return stored.status
         return self._poll(job, folder)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return the events of the job's tasks after a cursor."""
         self._refresh(job)
-        return read_events(self._folder(job).events, after, limit)
+        return read_events(self._folder(job).events_file, after, limit)
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
-        """Return the end of the tasks' log output."""
         self._refresh(job)
         return self._folder(job).tail(max_bytes)
 
@@ -230,8 +227,8 @@ class AirflowRunner:
         folder = self._folder(job)
         stored = read_progress(folder)
         # The supervisor polls when a status is _max_age old; twice that age means that it does not poll this job.
-        overdue = self._clock() - stored.polled >= 2 * self._max_age(job, stored)
-        if stored.triggered and stored.state not in ENDED and overdue and not self._api.failing:
+        overdue = self._clock() - stored.polled_at >= 2 * self._max_age(job, stored)
+        if stored.triggered and stored.state not in ENDED and overdue and not self._api.is_failing:
             with suppress(TipbenchError):
                 self._poll(job, folder)
 
@@ -256,7 +253,7 @@ class AirflowRunner:
                 status = JobStatus(JobState.LOST, reason=reason, links=stored.links)
             if status.state in ENDED:
                 output.close(status)
-            stored.polled = self._clock()
+            stored.polled_at = self._clock()
             stored.set_status(status)
             output.save()
             return status
@@ -268,14 +265,14 @@ class AirflowRunner:
         urls = (totals.collected.url for totals in stored.totals.values() if totals.collected is not None)
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
-        if run.ended and self._logs_complete(stored, run):
-            # `job` may be older than the cancel request; `cancel_sent_at` is not saved if Airflow's response was lost.
+        if run.has_ended and self._logs_complete(stored, run):
+            # `job` may be older than the cancel request, and without Airflow's response `cancel_sent_at` is not saved.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
         if wait_task is not None and wait_task.state in TASK_PARKED:
             reason = self._continue_if_judged(job, output, wait_task)
-            # The state is derived from the reason, because that is the stored one if no check was due.
+            # The state is derived from the reason, which is the stored one if no check was due.
             state = JobState.RUNNING if reason == _ALL_JUDGED else JobState.WAITING
             return JobStatus(state, reason=reason, links=links)
         for task in run.tasks:
@@ -298,15 +295,15 @@ class AirflowRunner:
         return self._clock() - stored.ended_since >= self._settle_s  # a log may never arrive
 
     def _continue_if_judged(self, job: Job, output: JobOutput, wait_task: TaskInstance) -> str:
-        """Continue the DAG run if no cell of the job is pending. Returns the reason to show for its state."""
-        if not self._check_due(output.stored):
+        """Continue the DAG run if no cell of the job is pending. Returns the reason to show."""
+        if not self._begin_check_if_due(output.stored):
             return output.stored.reason
         try:
-            pending_cells = self._mlflow.pending(job)
+            n_pending = self._mlflow.pending(job)
         except TipbenchError as exc:  # MLflow is unavailable, but the job is not lost
             return f"The state of its cells cannot be read: {exc}"
-        if pending_cells:
-            return f"{plural(pending_cells, 'cell waits', 'cells wait')} for a judge."
+        if n_pending:
+            return f"{plural(n_pending, 'cell waits', 'cells wait')} for a judge."
         try:
             self._dag.respond(output.stored.run_id, wait_task)
         except AirflowError as exc:
@@ -319,7 +316,7 @@ class AirflowRunner:
         """Return why no task is running if an operator can fix it, else an empty string."""
         if any(task.state == "running" for task in run.tasks):
             return ""
-        if not self._check_due(output.stored):  # keep the last reason, unless it is of another state
+        if not self._begin_check_if_due(output.stored):  # keep the last reason, unless it is of another state
             return output.stored.reason if output.stored.state is JobState.RUNNING else ""
         reason = ""
         with suppress(AirflowError):  # the user may lack permission to read pools
@@ -335,11 +332,11 @@ class AirflowRunner:
             output.warn_once(reason)
         return reason
 
-    def _check_due(self, stored: StoredProgress) -> bool:
-        """Return whether the last check is `check_s` seconds ago; if so, save the time of the new one."""
-        if self._clock() - stored.checked < self._check_s:
+    def _begin_check_if_due(self, stored: StoredProgress) -> bool:
+        """Return whether the last check is `check_s` seconds ago; if so, save the time of the check that begins."""
+        if self._clock() - stored.checked_at < self._check_s:
             return False
-        stored.checked = self._clock()
+        stored.checked_at = self._clock()
         return True
 
     def _folder(self, job: Job) -> JobFolder:

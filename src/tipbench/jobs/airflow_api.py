@@ -95,7 +95,7 @@ class AirflowApi:
         self._client.close()
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether Airflow was unavailable at the last request. The next request may then time out."""
         return bool(self._error)
 
@@ -332,8 +332,7 @@ class DagRun(_Response):
     tasks: tuple[TaskInstance, ...] = ()  # by start time
 
     @property
-    def ended(self) -> bool:
-        """Whether the DAG run has ended."""
+    def has_ended(self) -> bool:
         return self.state in ("success", "failed")
 
     def task(self, task_id: str) -> TaskInstance | None:
@@ -435,10 +434,10 @@ class AirflowDag:
         return missing
 
     def log(self, run_id: str, task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:
-        """Return the next page of a task's log; `token` is the `LogPage.token` of the last page.
+        """Return the next page of a task's log; `token` is that of the page before.
 
-        If `token` is None (for the first page, or because the log had no more lines then), or Airflow rejects it, the
-        log is read from its start, without the first `skip` lines.
+        The token is None for the first page, and after a page that was the last one at that time. Without a token, or
+        if Airflow rejects it, the log is read from its start, without the first `skip` lines.
         """
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"
         if token is not None:

@@ -71,8 +71,8 @@ class StoredProgress(BaseModel):
     warnings: list[str] = Field(default_factory=list, alias="told")  # already emitted
     events_size: int = 0  # bytes of the event file
     log_size: int = 0  # bytes of the log
-    polled: float = Field(0.0, alias="looked")  # when Airflow was polled last
-    checked: float = 0.0  # when the DAG, its pools and the pending cells were checked last
+    polled_at: float = Field(0.0, alias="looked")  # of the last poll of Airflow
+    checked_at: float = Field(0.0, alias="checked")  # of the last check of the DAG, its pools and the pending cells
     ended_since: float | None = None  # when the DAG run was first seen to have ended
     state: JobState | None = None
     exit_code: int | None = None
@@ -138,14 +138,13 @@ class JobOutput:
         position = self.stored.log_positions.setdefault(task.key, LogPosition(attempt=first_attempt))
         if position.attempt > task.try_number or (position.attempt == task.try_number and position.is_complete):
             return
-        for _ in range(_MAX_PAGES):  # several pages of earlier attempts, then one of the last
+        for _ in range(_MAX_PAGES):  # all pages of earlier attempts, then one page of the last attempt
             is_last_attempt = position.attempt == task.try_number
             try:
                 page = dag.log(self.stored.run_id, task, position.attempt, token=position.token, skip=position.lines)
             except (AirflowUnavailable, AirflowError) as exc:
                 self.warn_once(f"The log of {task.title} cannot be read: {exc} The run continues.")
-                is_too_long = isinstance(exc, AirflowError) and exc.status == TOO_LONG
-                if not is_too_long:
+                if not isinstance(exc, AirflowError) or exc.status != TOO_LONG:
                     return  # the next poll tries again
                 is_complete = True  # it would be too long again
             else:
@@ -248,10 +247,10 @@ class JobOutput:
 
     def close(self, status: JobStatus) -> None:
         """Buffer the merged totals, the failure if any, and the exit event."""
-        tasks = list(self.stored.totals.values())
-        if memory := merged_memory([task.memory for task in tasks if task.memory is not None]):
+        all_totals = list(self.stored.totals.values())
+        if memory := merged_memory([totals.memory for totals in all_totals if totals.memory is not None]):
             self.emit(memory)
-        if collected := merged_collected(tasks):
+        if collected := merged_collected(all_totals):
             self.emit(collected)
         if status.state is JobState.FAILED:
             self.emit(events.Failure(status.reason))
@@ -260,8 +259,8 @@ class JobOutput:
     def save(self) -> None:
         """Write the buffered output, then the state with the new file sizes."""
         text = "".join(f"{line}\n" for line in self._log).encode("utf-8", "backslashreplace")
-        self.stored.events_size = _write_at(self._folder.events, self.stored.events_size, b"".join(self._events))
-        self.stored.log_size = _write_at(self._folder.log, self.stored.log_size, text)
+        self.stored.events_size = _write_at(self._folder.events_file, self.stored.events_size, b"".join(self._events))
+        self.stored.log_size = _write_at(self._folder.log_file, self.stored.log_size, text)
         self._events, self._log = [], []
         write_progress(self._folder, self.stored)
 
@@ -280,14 +279,16 @@ def merged_memory(evidence: list[events.Evidence]) -> events.Evidence | None:
     )
 
 
-def merged_collected(tasks: list[TaskTotals]) -> events.Collected | None:
+def merged_collected(all_totals: list[TaskTotals]) -> events.Collected | None:
     """Merge the totals of collect tasks. Cells that earlier attempts of this job recorded count as generated."""
-    collected = [task.collected for task in tasks if task.collected is not None]
+    collected = [totals.collected for totals in all_totals if totals.collected is not None]
     if not collected:
         return None
     # The last attempt of a task counts the cells of its earlier attempts as recorded before.
     generated_earlier = sum(
-        min(task.answered_before, task.collected.recorded_before) for task in tasks if task.collected is not None
+        min(totals.answered_before, totals.collected.recorded_before)
+        for totals in all_totals
+        if totals.collected is not None
     )
     seconds = [each.seconds for each in collected if each.seconds is not None]
     return events.Collected(

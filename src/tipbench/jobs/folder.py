@@ -46,8 +46,8 @@ class JobFolder:
         if not _ID.fullmatch(job_id):
             raise UsageError(f"A job's id has letters, digits and dashes (got {job_id[:80]!r}).")
         self.path = jobs / job_id
-        self.events = self.path / "events.jsonl"
-        self.log = self.path / "log.txt"
+        self.events_file = self.path / "events.jsonl"
+        self.log_file = self.path / "log.txt"
         self._process_file = self.path / "process.json"
         self._cancel_file = self.path / "cancel"
         self._forbidden_file = self.path / "never"
@@ -107,7 +107,7 @@ class JobFolder:
     def tail(self, max_bytes: int) -> LogTail:
         """Return the last lines of the log, without control characters and credentials."""
         try:
-            with self.log.open("rb") as file:
+            with self.log_file.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 tail_bytes = min(max(1, max_bytes), MAX_LOG_BYTES)
                 start = max(0, size - tail_bytes)
@@ -115,10 +115,11 @@ class JobFolder:
                 content = file.read(size - start)
         except OSError:
             return LogTail("", 0, cut=False)
-        if start:  # the content may begin within a URL, in which strip_logins would miss a login
+        if start:
+            # The content may begin within a URL, in which strip_logins would miss a login. So its first line is left
+            # out, or its first word if it has no other line.
             _, _, after_first_line = content.partition(b"\n")
-            _, *after_first_word = re.split(rb"\s", content, maxsplit=1)
-            content = after_first_line or b"".join(after_first_word)  # the latter if no other line follows
+            content = after_first_line or re.sub(rb"\A\S*\s?", b"", content)
         text = printable(content.decode(errors="replace"), keep="\n\t")
         return LogTail(strip_logins(text), size, cut=start > 0)
 

@@ -61,7 +61,7 @@ class LocalRunner:
             process = folder.process
             if process is None:
                 folder.forbid_start()  # a launch that timed out must not start later
-        # The pid is saved before exec: after an error, a saved process that is dead may never have run the command.
+        # The pid is saved before exec. So after an error, if that process is dead, it may never have run the command.
         if process is None or (error and not is_alive(process)):
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 
@@ -75,10 +75,11 @@ class LocalRunner:
             if not (name.startswith("TIPBENCH_") and name.endswith(_SECRET_SUFFIXES))
         }
         environment |= job.private  # the secrets that this job needs
-        environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events), "PYTHONUNBUFFERED": "1"}
+        environment |= {"TIPBENCH_HOME": str(self._home), EVENTS_VARIABLE: str(folder.events_file)}
+        environment["PYTHONUNBUFFERED"] = "1"
         launcher = [sys.executable, "-P", "-m", "tipbench.jobs.local", str(folder.path), *command_arguments(job)]
         try:
-            with folder.log.open("ab") as log:
+            with folder.log_file.open("ab") as log:
                 status = subprocess.run(
                     launcher,
                     env=environment,
@@ -101,7 +102,7 @@ class LocalRunner:
         if process is None:
             return JobStatus(JobState.LOST, reason=f"No process recorded in {folder.path}.")
         alive = is_alive(process)  # before the result is read: a process writes its exit event before it ends
-        result = read_result(folder.events)
+        result = read_result(folder.events_file)
         if result is not None:
             exit_code, collected = result.exit_code, result.collected
             links = {"mlflow": collected.url} if collected and collected.url else {}
@@ -138,7 +139,7 @@ class LocalRunner:
             if process is None:
                 folder.forbid_start()
                 return
-        if not is_alive(process) or read_result(folder.events) is not None:
+        if not is_alive(process) or read_result(folder.events_file) is not None:
             return
         cancel_sent, now = folder.cancel_sent_at, self._clock()
         if cancel_sent is None:
@@ -152,11 +153,9 @@ class LocalRunner:
                     os.kill(pid, signal.SIGKILL)
 
     def events(self, job: Job, after: int = 0, limit: int = 500) -> Sequence[RecordedEvent]:
-        """Return the command's events after a cursor."""
-        return read_events(self._folder(job).events, after, limit)
+        return read_events(self._folder(job).events_file, after, limit)
 
     def log(self, job: Job, max_bytes: int = 65_536) -> LogTail:
-        """Return the end of the command's output."""
         return self._folder(job).tail(max_bytes)
 
     def forget(self, job: Job) -> None:

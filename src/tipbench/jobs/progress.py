@@ -189,7 +189,7 @@ class ProgressCache:
 
 
 def refused_text(collected: events.Collected | None) -> str:
-    """Return a text with the reasons (`collected.refused`) why models were refused; empty if there are none."""
+    """Return why models were refused, as one text; empty if none was."""
     if collected is None or not collected.refused:
         return ""
     return f"Refused models were left out: {' '.join(collected.refused)}"

@@ -73,7 +73,7 @@ class Page:
 
 
 class Submitted(NamedTuple):
-    """The job for a request; `new` is False if an earlier request with the same key created it."""
+    """The job for a request; `new` is False if an earlier request created it."""
 
     job: Job
     new: bool
@@ -122,8 +122,8 @@ class JobStore:
                 "resources": _dump(request.resources), "started_by": request.started_by, "runner": request.runner,
                 "retry_of": request.retry_of, "key": key, "body": request_hash, "created": now,
             }  # fmt: skip
-            names, marks = ", ".join(values), ", ".join("?" * len(values))
-            db.execute(f"INSERT INTO jobs ({names}) VALUES ({marks})", tuple(values.values()))  # noqa: S608
+            names, placeholders = ", ".join(values), ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO jobs ({names}) VALUES ({placeholders})", tuple(values.values()))  # noqa: S608
             return Submitted(self.get(str(values["id"])), new=True)
 
     def _find_existing(self, request: JobRequest, key: str | None, request_hash: str) -> Job | None:

@@ -94,7 +94,7 @@ class Supervisor:
         self._tick_s = tick_s
         self._keep_s = keep_s
         self._next_sweep = 0.0  # monotonic time
-        self._jumped_at: float | None = None  # when a clock jump was noticed (monotonic time)
+        self._clock_doubted_since: float | None = None  # monotonic time; None if the clock is not in doubt
         self._lock_fd: int | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -150,8 +150,8 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # `request_cancel` leaves a job queued only if its start was attempted. The runner may have started it, so
-            # it is cancelled there.
+            # A job with a cancel request is still queued only if it was claimed. So its runner may have started it, and
+            # must cancel it.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
@@ -173,7 +173,7 @@ class Supervisor:
             self._wake.wait(self._tick_s)
 
     def _sweep(self) -> None:
-        """Delete expired jobs. The runner deletes its data of a job first: without the job, that data would remain."""
+        """Delete expired jobs. The runner's data of a job is deleted first: later, nothing would refer to that data."""
         n_removed = 0
         if self._keep_s is not None and self._clock_is_plausible():
             for job in self._store.expired(self._keep_s, limit=_MAX_SWEPT):
@@ -184,15 +184,14 @@ class Supervisor:
                         n_removed += 1
                 except TipbenchError as exc:
                     _log.warning("job %s is kept for now: %s", job.id, exc)
-        # False also if a job was kept: the next tick would only try that job again.
-        may_have_more = n_removed == _MAX_SWEPT
-        self._next_sweep = time.monotonic() + (0 if may_have_more else _SWEEP_S)
+        # If a full batch was removed, more jobs may have expired. If a job was kept, it is tried again an hour later.
+        self._next_sweep = time.monotonic() + (0 if n_removed == _MAX_SWEPT else _SWEEP_S)
 
     def _clock_is_plausible(self) -> bool:
-        """Return False if the clock is far ahead of the last sweep: it may be wrong; then the jobs only look expired.
+        """Return False if the clock is so far ahead of the last sweep that it may be wrong. Saves the sweep's time.
 
-        It may also be right, for example if the panel was stopped for weeks. So it is accepted once the panel has run
-        with it for a day. Saves the time of this sweep if the clock is plausible, else again that of the last sweep.
+        The clock may also be right, for example after the panel was stopped for weeks. So it is accepted once the panel
+        has run with it for _CONFIRM_CLOCK_S.
         """
         path, now = self._lock_path.with_name("last_sweep"), self._store.clock()
         try:
@@ -200,16 +199,17 @@ class Supervisor:
         except (OSError, ValueError):
             last_sweep = self._store.last_activity() or now
         if now - last_sweep <= _MAX_SWEEP_GAP_S:
-            self._jumped_at = None
-        elif self._jumped_at is None:
-            self._jumped_at = time.monotonic()
+            self._clock_doubted_since = None
+        elif self._clock_doubted_since is None:
+            self._clock_doubted_since = time.monotonic()
             days = (now - last_sweep) / 86_400
             _log.warning("the clock is %.0f days after the last sweep; expired jobs are kept for another day", days)
-        plausible = self._jumped_at is None or time.monotonic() - self._jumped_at >= _CONFIRM_CLOCK_S
+        doubted_since = self._clock_doubted_since
+        plausible = doubted_since is None or time.monotonic() - doubted_since >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # Also if not plausible: without a file, `last_sweep` is the last activity, which a new job sets to now.
-            sweep_time = now if plausible else last_sweep
-            write_atomic(path, str(sweep_time).encode())
+            # In doubt, the old time is saved, so that the file exists. Without the file, the next sweep would use
+            # `last_activity`: as soon as another job starts, that is the doubtful time itself.
+            write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 
     def _acquire_lock(self) -> bool:

@@ -172,7 +172,7 @@ class SheetApplier:
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # Without `n_deleted`: an item that increases it has a run, so it is not a control.
+            # Without `n_deleted`: an item that increases it has a run, so the judge would know it is no control.
             return result
         return replace(result, n_deleted=len(self._deleted & self._cell_items.keys()))
 
@@ -310,7 +310,7 @@ class SheetApplier:
         score = self._scores[item]
         judgement = self._judgement(score)  # even if unused, to take as long as `_change` of an unchanged cell
         is_unchanged = score == self.stored.scores.get(item)  # an unchanged cell is read, but not written
-        if is_unchanged or self.stored.provisional:  # writes are imitated only for judges who are people
+        if is_unchanged or self.stored.provisional:  # for provisional judges, writes are not imitated
             if not already_read:
                 self._read_next_cell(item)
             return

@@ -40,7 +40,7 @@ class JudgeChoice:
         return cls(JudgeKind(kind), target)
 
     def with_program(self, program: str | None) -> JudgeChoice:
-        """Return this choice; `command` without a program gets `program`. Raises InvalidOption if that is empty too."""
+        """Return this choice; `command` without a program gets `program`. Raises InvalidOption if both are missing."""
         if self.kind is not JudgeKind.COMMAND or self.target:
             return self
         if program is None or not program.strip():
@@ -48,7 +48,7 @@ class JudgeChoice:
         return replace(self, target=program)
 
     def __str__(self) -> str:
-        # A form without a model gives "ollama:", which is then refused.
+        # If the panel's form has no model, this is "ollama:", which `parse` refuses.
         has_colon = self.target or self.kind is JudgeKind.MODEL
         return f"{self.kind}:{self.target}" if has_colon else str(self.kind)
 

@@ -159,9 +159,9 @@ def _returning_controls(
     drawn_ids: set[str] = set()
     for ids in sorted(source for source in entry_of if isinstance(source, tuple)):
         entry = entry_of[ids]
-        random_number = rng.random()
-        comparable = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
-        if not comparable or random_number >= len(comparable & on_new_sheet) / len(comparable):
+        comparable_runs = runs_of[entry.item.card["id"], frozenset(occurrences_of[ids])]
+        probability = len(comparable_runs & on_new_sheet) / max(1, len(comparable_runs))  # 0 without comparable runs
+        if rng.random() >= probability:
             continue
         outdated = [current_scores.get(id_) for id_ in ids] != list(entry.agreed_scores)
         new_to_judge = sheets_of_judge.isdisjoint(sheet_number for sheet_number, _ in occurrences_of[ids])
@@ -274,7 +274,7 @@ def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Ra
 
 
 def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
-    """Return a list whose element k has the log probabilities of the total number of tips of k drawn donors."""
+    """Return a list. Its element k has, by total number of tips, the log probability that k donors have this total."""
     most_tips = min(bound, len(pool.controls))
     n_donors_by_size = Counter(len(donor.tips) for donor in pool.donors)  # size: number of tips
     log_chances = [{0: 0.0}]

@@ -483,7 +483,7 @@ def read_duels(store: RunStore, experiment: Experiment) -> list[JudgedDuel]:
 
 
 def _judged_in_both_orders(sheets: Iterator[StoredDuelSheet], judge: str | None) -> Collection[frozenset[str]]:
-    """Return the runs of each match-up that this judge, or any one judge if None, has judged in both orders."""
+    """Return the runs of each match-up judged in both orders by this judge; if None, by any single judge."""
     orders = {
         (stored.owner, stored.sides[item])
         for stored in sheets

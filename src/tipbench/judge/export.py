@@ -40,7 +40,7 @@ class ExportRequest:
     seed: int | None = None
     suite: str | None = None
     provisional: bool = False  # for an automatic judge whose scores never count as a person's
-    first: tuple[str, ...] = ()  # scenarios to select first, in this order, after those of the experiment's design
+    first: tuple[str, ...] = ()  # scenarios to select right after those of the experiment's design, in this order
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 

@@ -91,10 +91,7 @@ def system_prompt(rubric: Rubric, num_ctx: int) -> str:
 
 
 def questions(item: TipItem, rubric: Rubric, system: str, num_ctx: int) -> list[Question] | str:
-    """Split the item's tips into as few questions as fit the context.
-
-    Returns a reason instead if there are no tips, or if one tip does not fit.
-    """
+    """Split the item's tips into as few questions as fit the context. Returns a reason if that is impossible."""
     if not item.tips:
         return "it has no tips"
     card = json.dumps(item.card, ensure_ascii=False)
@@ -161,15 +158,12 @@ def _escape_tags(text: str) -> str:
 
 
 def _example_texts(rubric: Rubric) -> list[str]:
-    """Return anchors that are spread over the range of composites.
-
-    The extremes come first, so that even a small context has both ends of the range.
-    """
+    """Return anchors from the whole range of composites, its ends first, because a small context fits only a few."""
     ranked = sorted(rubric.anchors, key=lambda anchor: rubric.composite(anchor.scores, format_ok=True, overlong=False))
-    count = min(_MAX_ANCHORS, len(ranked))
-    spread = [ranked[round(i * (len(ranked) - 1) / max(1, count - 1))] for i in range(count)]
-    middle = (count - 1) / 2
-    extremes_first = sorted(range(count), key=lambda i: -abs(i - middle))
+    n_examples = min(_MAX_ANCHORS, len(ranked))
+    spread = [ranked[round(i * (len(ranked) - 1) / max(1, n_examples - 1))] for i in range(n_examples)]
+    middle = (n_examples - 1) / 2
+    extremes_first = sorted(range(n_examples), key=lambda i: -abs(i - middle))
     texts = []
     for anchor in (spread[i] for i in extremes_first):
         scores = json.dumps({name: anchor.scores[name] for name in rubric.scale_names})
@@ -201,9 +195,9 @@ class ModelJudge:
         self._engine = engine
         self._facts = facts
         self._config = config
-        self._in_use = False
+        self._may_be_loaded = False
         self._skip_reason = ""  # if set, no further item is sent to the model
-        self._load_failures = 0
+        self._n_load_failures = 0
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """Score the items one by one. The model is unloaded when the iterator is exhausted."""
@@ -225,9 +219,9 @@ class ModelJudge:
 
     def close(self, report: Callable[[str], None]) -> None:
         """Unload the model if an interrupted fill left it in memory."""
-        if not self._in_use:
+        if not self._may_be_loaded:
             return
-        self._in_use = False
+        self._may_be_loaded = False
         self._engine.abort()
         if not self._engine.alive():
             return
@@ -241,7 +235,7 @@ class ModelJudge:
     def _loaded(self, pause: Pause, report: Callable[[str], None]) -> Iterator[None]:
         pause.until_alive(self._engine)
         self._engine.prepare(self._facts)
-        self._in_use = True
+        self._may_be_loaded = True
         try:
             yield
         except BaseException:
@@ -251,7 +245,7 @@ class ModelJudge:
             pause.until_alive(self._engine)
             with suppress(ServerUnavailable):
                 self._engine.release(self._facts.model)
-                self._in_use = False
+                self._may_be_loaded = False
                 return
         raise ResidencyError(
             f"{self._facts.model} is still in the memory of the Ollama server after {_MAX_RELEASE_ATTEMPTS} attempts."
@@ -296,13 +290,13 @@ class ModelJudge:
             if isinstance(result, EngineFailure):
                 reason = f"{result.kind}: {result.reason}"
                 if result.kind is FailureKind.LOAD_FAILED:
-                    self._load_failures += 1
-                if result.kind in _MODEL_UNUSABLE or self._load_failures >= _MAX_LOAD_FAILURES:
+                    self._n_load_failures += 1
+                if result.kind in _MODEL_UNUSABLE or self._n_load_failures >= _MAX_LOAD_FAILURES:
                     self._skip_reason = f"skipped: {result.reason}"
                 if self._skip_reason or result.kind in _NOT_RETRIED:
                     return reason
                 continue
-            self._load_failures = 0
+            self._n_load_failures = 0
             if result.truncated:
                 reason = f"the server truncated the prompt to fit its context ({result.prompt_tokens} tokens read)"
             elif result.done_reason != "stop":

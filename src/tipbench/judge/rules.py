@@ -67,10 +67,7 @@ class Hooks:
 
 
 def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
-    """Find the hooks of a tip. A distinctive word of a hook weighs 1, a common one 0.5.
-
-    Most hooks count from a total weight of 1 on.
-    """
+    """Find the hooks of a tip."""
     tasks = [task for task in card.tasks if _names_task(parsed, task)]
     task_stems = frozenset(stem for task in tasks for stem in task.weights)
     # A name inside a task's title, as in "Ada's form", is not a separate hook.
@@ -82,35 +79,33 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
             people.append(word)
     stems_outside_tasks = (parsed.stems - task_stems) | {word.stem for word in people}
     routines = {when: [routine for routine in card.routines if routine.when is when] for when in RoutineTime}
-    now = [routine for routine in routines[RoutineTime.NOW] if routine.weight_in(stems_outside_tasks) >= 1]
+    now = _named(routines[RoutineTime.NOW], stems_outside_tasks)
     now_stems = frozenset(stem for routine in now for stem in routine.weights)
     passed = []  # routines of an earlier hour, if the tip has most of their words
     for routine in routines[RoutineTime.PASSED]:
         weight = routine.weight_in(stems_outside_tasks - now_stems)
         if weight >= 1.5 and weight >= 0.6 * sum(routine.weights.values()):
             passed.append(routine)
-    other_routines = (*routines[RoutineTime.ANY], *routines[RoutineTime.LATER])
-    personal = [routine for routine in other_routines if routine.weight_in(stems_outside_tasks - now_stems) >= 1]
-    preferences = [preference for preference in card.wanted if preference.weight_in(stems_outside_tasks) >= 1]
+    other_routines = _named((*routines[RoutineTime.ANY], *routines[RoutineTime.LATER]), stems_outside_tasks - now_stems)
+    preferences = _named(card.wanted, stems_outside_tasks)
     hints_at_routine = any(routine.weight_in(stems_outside_tasks) for routine in routines[RoutineTime.NOW])
     dayparts = (DAYPARTS[word.lower] for word in parsed.words if word.lower in DAYPARTS)
     in_daypart = any(first * 60 <= card.minute <= last * 60 for first, last in dayparts)
-    # After the first clause, 'leave' ends the action and does not postpone it: '…, leave the rest for tomorrow'.
-    clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
-    text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
-    postponing = PHRASES["later_days"]
-    if card.minute < EVENING * 60:
-        postponing += PHRASES["later_today"]
     return Hooks(
         tasks=_texts(tasks),
         now=_texts(now),
         is_linked=any(_is_linked_to(clause, now_stems) for clause in parsed.clauses),
-        personal=(*_texts(personal), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
+        personal=(*_texts(other_routines), *_texts(preferences), *dict.fromkeys(word.text for word in people)),
         role_words=tuple(sorted(stems_outside_tasks & card.role_words)),
         names_hour=hints_at_routine or bool(stems_outside_tasks & card.slot_words) or in_daypart,
         contradictions=(*_texts(passed), *_ruled_out(parsed, card), *_passed_hours(parsed, card)),
-        later=tuple(phrase for phrase in postponing if f" {phrase} " in text),
+        later=_postponing_phrases(parsed, card),
     )
+
+
+def _named(hooks: Sequence[Hook], stems: frozenset[str]) -> list[Hook]:
+    """Return the hooks whose words among the stems have a total weight of at least 1."""
+    return [hook for hook in hooks if hook.weight_in(stems) >= 1]
 
 
 def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
@@ -120,8 +115,8 @@ def _texts(hooks: Sequence[Hook]) -> tuple[str, ...]:
 def _names_task(parsed: ParsedTip, task: Hook) -> bool:
     """Return whether words of the tip name the task.
 
-    Their total weight must be at least MIN_TASK_WEIGHT, as that of a distinctive and a common word. One distinctive
-    word is enough if 'the', 'your' or similar is among the three words before it.
+    Their total weight must be at least MIN_TASK_WEIGHT: that of a distinctive word (1) and a common one (0.5). One
+    distinctive word is enough if 'the', 'your' or similar is among the three words before it.
     """
     weight = task.weight_in(parsed.stems)
     if weight >= MIN_TASK_WEIGHT:
@@ -136,9 +131,8 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
 
 
 def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
-    """Return whether the clause has a word such as 'after' or 'when', followed by one of the stems."""
+    """Return whether one of the stems follows a word such as 'after', or one such as 'in' at the clause's start."""
     for index, word in enumerate(clause):
-        # Triggers include words such as 'in' and 'with', which are a link only at the start of a clause.
         is_link = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if is_link and any(following.stem in stems for following in clause[index + 1 :]):
             return True
@@ -168,6 +162,16 @@ def _passed_hours(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
         if time < card.minute - 60 and not 8 * 60 <= time < 12 * 60  # 8 to 12 may also mean the evening
     ]
     return (*phrases, *(f"{time // 60:02}:{time % 60:02}" for time in times))
+
+
+def _postponing_phrases(parsed: ParsedTip, card: Card) -> tuple[str, ...]:
+    # After the first clause, 'leave' ends the action and does not postpone it: '…, leave the rest for tomorrow'.
+    clauses = [clause for index, clause in enumerate(parsed.clauses) if index == 0 or opening(clause) != "leave"]
+    text = f" {' '.join(word.lower for clause in clauses for word in clause)} "
+    phrases = PHRASES["later_days"]
+    if card.minute < EVENING * 60:
+        phrases += PHRASES["later_today"]
+    return tuple(phrase for phrase in phrases if f" {phrase} " in text)
 
 
 def relevance(hooks: Hooks) -> Finding:
@@ -210,11 +214,11 @@ class Instructions:
     steps: tuple[str, ...]  # verbs of a visible first step, such as open or write
     actions: tuple[str, ...]  # other verbs of something to do
     directions: tuple[str, ...]  # verbs that only give a direction, such as focus
-    trigger: bool  # whether the tip begins with the moment to start
+    has_trigger: bool  # whether the tip begins with the moment to start
     duration: str | None
-    size: str | None
+    size: str | None  # a number of things, such as "one line"
     stop: str | None  # when to stop
-    unnamed_object: str | None  # one of the phrases "open_objects", such as "a task": it is not said which
+    unspecific_object: str | None  # such as "a task"
 
     @property
     def has_action(self) -> bool:
@@ -222,7 +226,7 @@ class Instructions:
 
     @property
     def has_start(self) -> bool:
-        return bool(self.steps) or self.trigger
+        return bool(self.steps) or self.has_trigger
 
 
 def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
@@ -251,17 +255,17 @@ def find_instructions(parsed: ParsedTip, card: Card) -> Instructions:
         for index, clause in enumerate(action_clauses)
         if WORDS["stops"] & {word.lower for word in clause} or (index > 0 and opening(clause) in WORDS["stop_verbs"])
     )
-    # Numbers over 60 are ignored. A duration in words has no group `n`, and is never longer.
+    # Durations over 60 are ignored. Those in words, which have no group `n`, are shorter.
     durations = (match for match in _DURATION.finditer(parsed.plain) if 0 < int(match["n"] or 1) <= 60)
     return Instructions(
         steps=tuple(verbs["step"]),
         actions=tuple(verbs["action"]),
         directions=tuple(verbs["direction"]),
-        trigger=first_action is not None and first_action > 0 and parsed.clauses[0][0].lower in WORDS["triggers"],
+        has_trigger=first_action is not None and first_action > 0 and parsed.clauses[0][0].lower in WORDS["triggers"],
         duration=next((match.group().strip() for match in durations), None),
         size=next(sizes, None),
         stop=next(stops, None),
-        unnamed_object=next(iter(parsed.find_phrases(PHRASES["open_objects"])), None),
+        unspecific_object=next(iter(parsed.find_phrases(PHRASES["unspecific_objects"])), None),
     )
 
 
@@ -271,7 +275,7 @@ def _verb_kind(clause: Sequence[Word], index: int, card: Card) -> str:
     main_verb_index = _find_main_verb(verb, rest)
     if main_verb_index is not None:
         return _verb_kind(clause, index + 1 + main_verb_index, card)
-    # "take care" or "make progress": unlike "open_objects", "vague_objects" make the verb no action at all.
+    # As in "take care" or "make progress".
     if verb in WORDS["light_verbs"] and set(rest[:4]) & WORDS["vague_objects"] and not set(rest) & WORDS["units"]:
         return "direction"
     if verb in {"use", "spend"} and not set(rest) & WORDS["units"]:
@@ -309,8 +313,8 @@ def actionability(instructions: Instructions, hooks: Hooks) -> Finding:
         reasons.append("start")
     details = {"duration": instructions.duration, "size": instructions.size, "stop": instructions.stop}
     reasons += [f"{name}: {text}" for name, text in details.items() if text]
-    if instructions.unnamed_object and not hooks.tasks:
-        return Finding(3, (*reasons, f"does not say what: {instructions.unnamed_object}"))
+    if instructions.unspecific_object and not hooks.tasks:
+        return Finding(3, (*reasons, f"does not say what: {instructions.unspecific_object}"))
     if len(hooks.tasks) > 2:
         return Finding(2, ("lists several tasks and chooses none",))
     if hooks.later or hooks.contradictions:
@@ -325,7 +329,7 @@ _FIRST_EMOJI = "\u2300"  # symbols with lower code points, such as ™ and °, a
 
 
 def tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> Finding:
-    """Score tone by the wording. Faults such as jargon, exclamation marks and emoji lower the score."""
+    """Score tone by the wording. Faults such as jargon, and symbols such as exclamation marks, lower the score."""
     faults = _tone_faults(parsed, card)
     exclamations = parsed.raw.count("!") + parsed.raw.count("！")
     emoji = sum(character >= _FIRST_EMOJI and unicodedata.category(character) == "So" for character in parsed.raw)
@@ -362,7 +366,7 @@ def _tone_faults(parsed: ParsedTip, card: Card) -> dict[str, int]:
 
 
 def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instructions) -> tuple[int, str]:
-    """Return the score without faults and symbols, and its reason."""
+    """Return the score that the tip gets if it has no faults and no symbols, and the reason."""
     addressed = {"you", "your", "yourself"} & {word.lower for word in parsed.words}
     n_words = len(parsed.words)
     if not addressed and _is_about_person(parsed, card):

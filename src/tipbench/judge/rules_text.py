@@ -16,11 +16,10 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
-# Groups of related words. A preference that contains one word of a group (not a common word) matches all of them.
+# Groups of related words. A preference with one of them, except a common word, also matches the others.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 # First and last hour of each part of the day.
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
-# "pep_verbs" are imperatives without an action, such as "believe".
 INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_verbs"] | WORDS["pep_verbs"]
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -32,7 +31,8 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-_NOT_TEXT = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}  # replacement by category; most emoji are So
+# Replacements of symbols by their Unicode category. Most emoji are "So".
+_SYMBOLS = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
 _ANY_HOUR = "|".join(HOUR_NAMES)
@@ -42,8 +42,9 @@ _CLOCK = re.compile(
     r"|\b(?:at|by|from|to|until|till|about|the) "
     rf"(?P<bare_hour>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
+_RANGE_END = re.compile(r" (?:to|until|till) (?:a )?\w+(?: (?:past|to) \w+)?")  # what follows the first time of a range
 _MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
-# A tip may repeat these words. "stops" are words such as "until".
+# A tip may repeat these words.
 _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
 
 
@@ -177,7 +178,7 @@ class Hook:
 
     text: str
     weights: Mapping[str, float]  # by stem
-    when: RoutineTime = RoutineTime.ANY
+    when: RoutineTime = RoutineTime.ANY  # of a routine
 
     def weight_in(self, stems: frozenset[str]) -> float:
         """Return the total weight of the hook's words that are in `stems`."""
@@ -250,7 +251,7 @@ def parse_card(card: Mapping[str, Any]) -> Card:
 
 
 def _without_symbols(text: str) -> str:
-    return "".join(_NOT_TEXT.get(unicodedata.category(character), character) for character in text)
+    return "".join(_SYMBOLS.get(unicodedata.category(character), character) for character in text)
 
 
 def _words(text: str) -> list[Word]:
@@ -270,8 +271,7 @@ def _clauses(words: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
         yield tuple(current)
 
 
-# Function words, and words for times, durations and stopping (as "until"), are frequent in any advice, so they do not
-# refer to the card.
+# These words are frequent in any advice, so they do not refer to the card.
 _IGNORED = frozenset(
     stem(word) for word in WORDS["function"] | WORDS["hours"] | WORDS["units"] | WORDS["stops"] | set(HOUR_NAMES)
 )
@@ -325,45 +325,56 @@ def _proper_names(texts: Iterable[str]) -> frozenset[str]:
 def clock_times(text: str, *, include_bare_hours: bool = True) -> list[int]:
     """Return the clock times in a text, as minutes of the day.
 
-    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise.
+    A bare hour has no minutes, as in 'at three'. Hours in words are p.m. from twelve to four, and a.m. otherwise. But
+    if a range would then end before its start, as in 'from nine to five', its end is p.m.
     """
     times = []
     words = _without_symbols(text.lower()).replace("-", " ").split()  # an emoji may be inside "half past seven"
-    for match in _CLOCK.finditer(" ".join(words)):
-        if match["bare_hour"] and not include_bare_hours:
-            continue
-        if match["hour"]:
-            times.append((int(match["hour"]) % 24) * 60 + int(match["minute"]) % 60)
-            continue
-        minutes = _MINUTES[match["minutes"]] if match["minutes"] else 0
-        if match["past_or_to"] == "to":  # as in 'quarter to nine'
-            minutes = -minutes
-        hour = _HOURS[match["hour_name"] or match["bare_hour"]] % 12
-        if hour < 5:
-            hour += 12  # in the afternoon
-        times.append(hour * 60 + minutes)
+    plain = " ".join(words)
+    previous_time, previous_end = 0, 0
+    for match in _CLOCK.finditer(plain):
+        time = _clock_time(match)
+        is_range_end = not match["hour"] and _RANGE_END.fullmatch(plain, previous_end, match.end())
+        if is_range_end and time < previous_time < time + 12 * 60:
+            time += 12 * 60
+        if include_bare_hours or not match["bare_hour"]:
+            times.append(time)
+        previous_time, previous_end = time, match.end()
     return times
+
+
+def _clock_time(match: re.Match[str]) -> int:
+    """Return the minute of the day of a match of _CLOCK."""
+    if match["hour"]:
+        return (int(match["hour"]) % 24) * 60 + int(match["minute"]) % 60
+    minutes = _MINUTES[match["minutes"]] if match["minutes"] else 0
+    if match["past_or_to"] == "to":  # as in 'quarter to nine'
+        minutes = -minutes
+    hour = _HOURS[match["hour_name"] or match["bare_hour"]] % 12
+    if hour < 5:
+        hour += 12  # in the afternoon
+    return hour * 60 + minutes
 
 
 def _routine_time(text: str, minute: int) -> RoutineTime:
     """Return when a routine takes place, relative to this minute of the day; up to an hour away is NOW."""
+    words = _WORD.findall(text)
     times = clock_times(text)
     # "eight" may be in the morning or in the evening.
-    evenings = [time + 12 * 60 for time in times if 5 * 60 <= time < 12 * 60 and "until" not in text]
-    if len(times) == 2 and re.search(r"\bto\b", text):
-        first, last = times
-        spans_now = first <= minute <= last
-    else:
+    evenings = [time + 12 * 60 for time in times if 5 * 60 <= time < 12 * 60 and "until" not in words]
+    dayparts = [(first * 60, last * 60) for first, last in (DAYPARTS[word] for word in words if word in DAYPARTS)]
+    spans = list(dayparts)
+    if len(times) == 2 and "to" in words:
+        spans.append((times[0], times[1]))
+    elif "until" in words:
         ends = [time + 12 * 60 if time < 6 * 60 else time for time in times]  # "until five" is in the afternoon
-        duration = 4 * 60  # assumed for a routine "until" a time
-        spans_now = bool(re.search(r"\buntil\b", text)) and any(end - duration <= minute <= end for end in ends)
-    if spans_now or any(abs(time - minute) <= 60 for time in (*times, *evenings)):
-        return RoutineTime.NOW
-    dayparts = [DAYPARTS[word] for word in _WORD.findall(text) if word in DAYPARTS]
-    if any(first * 60 <= minute <= last * 60 for first, last in dayparts):
+        spans += [(end - 4 * 60, end) for end in ends]  # the start is unknown; four hours are assumed
+    is_near = any(abs(time - minute) <= 60 for time in (*times, *evenings))
+    if is_near or any(first <= minute <= last for first, last in spans):
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Here, only times from eight on may also mean the evening; above, those from five on.
-    latest = max([*times, *(time for time in evenings if time >= 20 * 60), *(last * 60 for _, last in dayparts)])
+    # Here "five" to "seven" are only in the morning, so that a routine "at six" has passed at noon.
+    late_evenings = [time for time in evenings if time >= 20 * 60]
+    latest = max([*times, *late_evenings, *(last for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

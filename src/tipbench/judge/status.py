@@ -22,7 +22,7 @@ class JudgeStatus:
 
     judge: str
     provisional: bool
-    cells: int  # with applied scores of this judge; for an automatic judge, with provisional ones
+    cells: int  # with applied scores of this judge; if `provisional`, with provisional ones
     held: int  # cells with held scores of this judge
     sheets: int
     open_items: int  # unscored items on unfinished sheets
@@ -118,12 +118,12 @@ def judging_status(store: RunStore, experiment: Experiment) -> JudgingStatus:
     duels_only = {"kind": str(RunKind.JUDGING), SHEET_KIND: DUEL}
     duel_sheets = store.search(experiment.experiment_id, where=duels_only)
     duel_counts = Counter(run.tags.get("judge", "") for run in duel_sheets)
-    people = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
-    people |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
-    automatic = {name for cell in cells for name in cell.scores.provisional}
-    automatic |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
-    statuses = [_judge_status(name, cells, sheets, duel_counts, provisional=False) for name in sorted(people)]
-    statuses += [_judge_status(name, cells, sheets, duel_counts, provisional=True) for name in sorted(automatic)]
+    provisional = {name for cell in cells for name in cell.scores.provisional}
+    provisional |= {stored.owner for stored in sheets if stored.owner and stored.provisional}
+    others = {name for cell in cells for name in (*cell.scores.applied, *cell.scores.held)}
+    others |= {stored.owner for stored in sheets if stored.owner and not stored.provisional}
+    statuses = [_judge_status(name, cells, sheets, duel_counts, provisional=False) for name in sorted(others)]
+    statuses += [_judge_status(name, cells, sheets, duel_counts, provisional=True) for name in sorted(provisional)]
     return JudgingStatus(
         experiment=experiment.name,
         cells=len(cells),

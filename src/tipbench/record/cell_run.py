@@ -13,12 +13,12 @@ from tipbench.generate.parsing import is_overlong, parse_answer, tips_json
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.grid import PlannedCell, conditions_of
 from tipbench.plan.suite import Suite
-from tipbench.record.generation import Generated
+from tipbench.record.generation import GeneratedCell
 from tipbench.record.run import NewRun, RunKind, RunState
 
 
 @dataclass(frozen=True)
-class RunContext:
+class CollectContext:
     """Data shared by all cells of one collect."""
 
     config: CollectConfig
@@ -26,7 +26,9 @@ class RunContext:
     collection_id: str
 
 
-def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, supersedes: tuple[str, ...] = ()) -> NewRun:
+def cell_run(
+    context: CollectContext, facts: ModelFacts, generated: GeneratedCell, supersedes: tuple[str, ...] = ()
+) -> NewRun:
     """Return the run that records one cell; `supersedes` are the ids of the failed runs that it replaces."""
     planned, result = generated.planned, generated.result
     if isinstance(result, Completion):
@@ -74,7 +76,7 @@ def cell_run(context: RunContext, facts: ModelFacts, generated: Generated, super
     )
 
 
-def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dict[str, str]:
+def _params(context: CollectContext, planned: PlannedCell, facts: ModelFacts) -> dict[str, str]:
     config, cell, scenario = context.config, planned.cell, planned.scenario
     values: dict[str, object | None] = {
         "model": cell.model,
@@ -102,7 +104,9 @@ def _params(context: RunContext, planned: PlannedCell, facts: ModelFacts) -> dic
     return {key: "unknown" if value is None else str(value) for key, value in values.items()}
 
 
-def _answer_fields(context: RunContext, result: Completion) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
+def _answer_fields(
+    context: CollectContext, result: Completion
+) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
     """Return metrics, tags and texts of an answer. Without a usable tip, its scores are the rubric's floor."""
     config, rubric = context.config, context.suite.rubric
     answer = parse_answer(result.text, config.n_tips)

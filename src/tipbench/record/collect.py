@@ -6,10 +6,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tipbench.errors import MlflowError, MlflowUnavailable, ResidencyError, ServerUnavailable, TipbenchError
 from tipbench.files import ResourceLock
@@ -30,8 +30,7 @@ from tipbench.generate.engine import (
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import design_tags, extend_design, read_design
 from tipbench.plan.grid import cells_by_model, conditions_of, suite_for
-from tipbench.plan.suite import Suite
-from tipbench.record.cell_run import RunContext, cell_run
+from tipbench.record.cell_run import CollectContext, cell_run
 from tipbench.record.events import (
     BlockFinished,
     BlockStarted,
@@ -42,14 +41,15 @@ from tipbench.record.events import (
     Resumed,
     Waiting,
 )
-from tipbench.record.generation import Block, Generated, Pause
+from tipbench.record.generation import Block, GeneratedCell, Pause
 from tipbench.record.journal import Journal, journal_folder, orphaned_journals
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.mlflow_wire import RECORD_TAG, SUPERSEDED_TAG
-from tipbench.record.plan_check import Plan, Recorded, make_plan, read_recorded
+from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.reader import search_cells
-from tipbench.record.run import RunChange, RunKind, RunState
+from tipbench.record.run import NewRun, RunChange, RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
-from tipbench.record.summary import Summary, TotalsByPair, collection_run, refused_run
+from tipbench.record.summary import PairTotals, Summary, collection_run, refused_run
 from tipbench.record.writer import Writers
 from tipbench.text import plural
 
@@ -73,7 +73,7 @@ class Collector:
         observer: Observer,
     ) -> None:
         self._plan = plan
-        self._context = RunContext(plan.config, plan.suite, collection_id=uuid.uuid4().hex)
+        self._context = CollectContext(plan.config, plan.suite, collection_id=uuid.uuid4().hex)
         self._engines = engines
         self._experiment = experiment
         self._journal = journal
@@ -82,7 +82,7 @@ class Collector:
         self._writers = Writers(store, experiment.experiment_id, journal, observer)
         self._cancel = threading.Event()
         self._pause = Pause(plan.config.server_wait_s, observer, self._cancel)
-        self._totals_by_pair = TotalsByPair()
+        self._totals_by_pair: dict[tuple[str, str], PairTotals] = {}  # by model and prompt
         # Cells of the current model; those recorded before count as done.
         self._model_total = self._model_done = self._model_failed = 0
         self._generated = 0
@@ -90,38 +90,39 @@ class Collector:
         self._started = time.time()
 
     def run(self) -> Summary:
-        """Generate and record the missing cells. After an error, finished results are saved before it is raised."""
+        """Generate and record the missing cells. If an error is raised, finished results are saved first."""
         for cell in self._plan.cells:
             if run := self._plan.recorded.finished.get(cell.key):
-                self._totals_by_pair.add(run)
-        try:
-            with self._writers:
+                self._add_to_totals(run)
+        with closing(self._journal), self._writers:
+            if self._plan.refused:
                 now_ms = int(time.time() * 1000)
-                if self._plan.refused:
-                    self._journal.append(
-                        [refused_run(model, reason, now_ms) for model, reason in self._plan.refused.items()]
-                    )
-                for model, reason in self._plan.refused.items():
-                    self._observer(Refused(model, reason))
-                try:
-                    self._generate_all()
-                except BaseException:
-                    try:
-                        self._record_collection("interrupted")
-                        self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
-                    except TipbenchError as exc:  # the next collect records what is left in the journal
-                        self._observer(Message(str(exc), warning=True))
-                    raise
-                self._record_collection("complete" if not self._failures else "with failures")
-                self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
-            self._supersede_concurrent_duplicates()
-        finally:
-            self._journal.close()
+                self._journal.append(
+                    [refused_run(model, reason, now_ms) for model, reason in self._plan.refused.items()]
+                )
+            for model, reason in self._plan.refused.items():
+                self._observer(Refused(model, reason))
+            try:
+                self._generate_all()
+            except BaseException:
+                self._save_after_error()
+                raise
+            self._record_collection("complete" if not self._failures else "with failures")
+            self._writers.finish(max_unavailable_s=self._plan.config.server_wait_s)
+        self._supersede_concurrent_duplicates()
         summary = self._summary()
         if summary.evidence is not None:
             self._observer(summary.evidence)
         self._observer(summary.event())
         return summary
+
+    def _save_after_error(self) -> None:
+        """Record what is finished, for at most `_FLUSH_S`. The next collect records what is left in the journal."""
+        try:
+            self._record_collection("interrupted")
+            self._writers.finish(max_unavailable_s=_FLUSH_S, max_total_s=_FLUSH_S)
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
 
     def _generate_all(self) -> None:
         """Generate the missing cells of each model; only one model is in memory at a time."""
@@ -131,7 +132,7 @@ class Collector:
         for engine_type in engine_types(model for model, _ in missing_blocks):
             self._pause.until_alive(self._engines[engine_type.name])
             self._engines[engine_type.name].start()
-        n_cells_by_model = {planned.model: planned.cells for planned in self._plan.models}
+        n_cells_by_model = {model_plan.model: model_plan.cells for model_plan in self._plan.models}
         for model, cells in missing_blocks:
             engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
             self._model_total = n_cells_by_model[model]
@@ -143,17 +144,21 @@ class Collector:
             try:
                 Block(engine, facts, cells, self._plan.config, self._pause, self._cancel).run(self._save)
             except BaseException:
-                if engine.alive():
-                    try:
-                        engine.release(model)
-                        self._observer(Message(f"{model} unloaded"))
-                    except TipbenchError as exc:
-                        self._observer(Message(str(exc), warning=True))
+                self._unload_after_error(engine, model)
                 raise
             self._release(engine, model)
             self._observer(BlockFinished(model))
         for engine in self._engines.values():
             engine.close()  # stops monitoring the memory, because all models are unloaded
+
+    def _unload_after_error(self, engine: Engine, model: str) -> None:
+        if not engine.alive():
+            return
+        try:
+            engine.release(model)
+            self._observer(Message(f"{model} unloaded"))
+        except TipbenchError as exc:
+            self._observer(Message(str(exc), warning=True))
 
     def _release(self, engine: Engine, model: str) -> None:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
@@ -165,7 +170,7 @@ class Collector:
                 return
         raise ResidencyError(f"{model} was not confirmed unloaded by the {engine.name} server.")
 
-    def _save(self, generated_cells: list[Generated]) -> None:
+    def _save(self, generated_cells: list[GeneratedCell]) -> None:
         runs = [
             cell_run(
                 self._context,
@@ -180,7 +185,7 @@ class Collector:
             cell, result = generated.planned.cell, generated.result
             self._generated += 1
             self._model_done += 1
-            self._totals_by_pair.add(run)
+            self._add_to_totals(run)
             failure = tokens = speed = None
             if isinstance(result, EngineFailure):
                 failure = f"{cell}: {result.kind}: {result.reason}"
@@ -202,6 +207,10 @@ class Collector:
                 )
             )
         self._writers.raise_if_failed()
+
+    def _add_to_totals(self, run: NewRun | StoredRun) -> None:
+        pair = (run.params["model"], run.params["prompt_version"])
+        self._totals_by_pair.setdefault(pair, PairTotals()).add(run)
 
     def _record_collection(self, ended: str) -> None:
         run = collection_run(
@@ -249,28 +258,11 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class TrackingStore:
-    """A connection to MLflow."""
-
-    store: RunStore
-    identity: str  # part of the names of journals and locks
-    description: str  # how the server was found or started, for users
-    url: str = ""  # without user name and password
-    close: Callable[[], None] = lambda: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-
-@dataclass(frozen=True)
 class CollectEnvironment:
     """Dependencies of a collect."""
 
     home: Path
-    open_mlflow: Callable[[], TrackingStore]  # called after the models are accepted
+    open_mlflow: Callable[[], MlflowConnection]  # called after the models are accepted
     free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
     observer: Observer
 
@@ -292,20 +284,19 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
     with ExitStack() as stack:
         stack.callback(close_engines, engines, environment.warn)
         facts, refused = _read_facts(engines, config, environment)
-        tracking = environment.open_mlflow()
-        stack.callback(tracking.close)
-        environment.message(f"MLflow: {tracking.description}")
+        mlflow = environment.open_mlflow()
+        stack.callback(mlflow.close)
+        environment.message(f"MLflow: {mlflow.description}")
         # A server's lock ensures that it has only one model in memory. A model's lock prevents two collects on
         # different servers from generating the same cells. All collects acquire the locks in the same order, which
         # prevents deadlocks.
         locks = [server_locks[name] for name in sorted(server_locks)] + [
-            ResourceLock(environment.home, f"{model} for {config.experiment} at {tracking.identity}", purpose)
+            ResourceLock(environment.home, f"{model} for {config.experiment} at {mlflow.identity}", purpose)
             for model in sorted(facts)
         ]
         waited = False
         for lock in locks:
-            had_to_wait = lock.acquire(wait=config.wait, report=environment.message)
-            waited = waited or had_to_wait
+            waited |= lock.acquire(wait=config.wait, report=environment.message)
             stack.callback(lock.release)
         if waited:
             facts, refused = _read_facts(engines, config, environment)  # a model may have changed while waiting
@@ -313,22 +304,22 @@ def run_collect(config: CollectConfig, environment: CollectEnvironment) -> Summa
         def retry_mlflow(action: Callable[[], _Result]) -> _Result:
             return retry_while_unavailable(action, "MLflow", config.server_wait_s, environment.observer)
 
-        experiment = retry_mlflow(lambda: tracking.store.ensure_experiment(config.experiment))
-        folder = journal_folder(environment.home, tracking.identity, config.experiment)
-        drain_orphaned(tracking.store, experiment, folder, environment.observer, config.server_wait_s)
-        recorded = Recorded()
+        experiment = retry_mlflow(lambda: mlflow.store.ensure_experiment(config.experiment))
+        folder = journal_folder(environment.home, mlflow.identity, config.experiment)
+        drain_orphaned(mlflow.store, experiment, folder, environment.observer, config.server_wait_s)
+        recorded = RecordedCells()
         if not experiment.created:
             recorded = retry_mlflow(
-                lambda: read_recorded(tracking.store, experiment.experiment_id, conditions_of(config, suite))
+                lambda: read_recorded(mlflow.store, experiment.experiment_id, conditions_of(config, suite))
             )
         with suppress(MlflowUnavailable, MlflowError):
-            supersede_duplicates(tracking.store, experiment, recorded, environment.observer)
+            supersede_duplicates(mlflow.store, experiment, recorded, environment.observer)
         plan = make_plan(suite, config, facts, refused, recorded, environment.free_memory)
         with suppress(MlflowUnavailable):  # the collect goes on; the next one records the design
-            record_design(tracking.store, experiment, plan, environment.observer)
+            record_design(mlflow.store, experiment, plan, environment.observer)
         for alias, model in plan.aliases.items():
             environment.warn(f"{alias} is the same model as {model} (same digest): its cells are counted once.")
-        return Collector(plan, engines, tracking.store, experiment, Journal(folder), environment.observer).run()
+        return Collector(plan, engines, mlflow.store, experiment, Journal(folder), environment.observer).run()
 
 
 def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer: Observer) -> None:
@@ -340,32 +331,13 @@ def record_design(store: RunStore, experiment: Experiment, plan: Plan, observer:
             text = f"{experiment.name} has a design of {len(design.looks)} looks already: --looks one has no effect."
             observer(Message(text, warning=True))
         return
-    has_scores = False
-    if not experiment.created:
-        judged = search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
-        has_scores = any(run.tags.get("floored") != "true" for run in judged)  # floored answers need no judge
-    if has_scores:
+    judged = [] if experiment.created else search_cells(store, experiment.experiment_id, {"state": RunState.JUDGED})
+    if any(run.tags.get("floored") != "true" for run in judged):  # floored answers need no judge
         if recorded_design is not None:
             text = "Scenarios are added after the first score: the leaderboard's next test is not a planned look."
             observer(Message(text, warning=True))
         return
     store.tag_experiment(experiment.experiment_id, design_tags(design))
-
-
-def dry_run(
-    config: CollectConfig,
-    home: Path,
-    load_recorded: Callable[[Suite], Recorded],
-    free_memory: Callable[[str], FreeMemory],
-) -> Plan:
-    """Return the plan of a collect. Takes no locks, writes no journal and calls no model."""
-    suite = suite_for(config)
-    engines = build_engines(config.model_names, EngineDependencies(config, home, report=lambda _text: None))
-    try:
-        facts, refused = model_facts(engines, config)
-    finally:
-        close_engines(engines, report=lambda _text: None)
-    return make_plan(suite, config, facts, refused, load_recorded(suite), free_memory)
 
 
 def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observer: Observer, wait_s: float) -> None:
@@ -387,7 +359,7 @@ def drain_orphaned(store: RunStore, experiment: Experiment, folder: Path, observ
             journal.close()
 
 
-def supersede_duplicates(store: RunStore, experiment: Experiment, recorded: Recorded, observer: Observer) -> None:
+def supersede_duplicates(store: RunStore, experiment: Experiment, recorded: RecordedCells, observer: Observer) -> None:
     """Tag duplicate runs, the surplus finished runs of a cell, as superseded.
 
     An error is harmless: readers ignore duplicates, and the next collect supersedes them.

@@ -22,7 +22,7 @@ _MAX_LOAD_FAILURES = 3  # the remaining cells fail after this many failures to l
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedCell:
     """A cell and its result."""
 
     planned: PlannedCell
@@ -79,7 +79,7 @@ class Block:
         self._cancel = cancel
         self._unassigned_cells = iter(cells)
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[Generated | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[GeneratedCell | BaseException] = queue.SimpleQueue()
         self._skip_result: EngineFailure | None = None  # the result of all remaining cells, if set
         self._load_failures = 0
         self._threads = [
@@ -87,13 +87,13 @@ class Block:
             for n in range(min(config.workers, len(cells)))
         ]
 
-    def run(self, save: Callable[[list[Generated]], None]) -> None:
+    def run(self, save: Callable[[list[GeneratedCell]], None]) -> None:
         """Generate all cells and pass the results to `save` in batches.
 
         An exception of a worker is raised here. On any exception, the workers are stopped and finished answers are
         saved before it is raised.
         """
-        batch: list[Generated] = []
+        batch: list[GeneratedCell] = []
         try:
             for thread in self._threads:
                 thread.start()
@@ -112,7 +112,7 @@ class Block:
                 save(finished)
             raise
 
-    def _stop(self) -> list[Generated]:
+    def _stop(self) -> list[GeneratedCell]:
         """Cancel the running calls and return complete answers that are not saved yet.
 
         Failures are left out: the next collect generates these cells again anyway.
@@ -126,11 +126,11 @@ class Block:
         finished = []
         while not self._results.empty():
             item = self._results.get()
-            if isinstance(item, Generated) and isinstance(item.result, Completion):
+            if isinstance(item, GeneratedCell) and isinstance(item.result, Completion):
                 finished.append(item)
         return finished
 
-    def _next_result(self) -> Generated:
+    def _next_result(self) -> GeneratedCell:
         item = self._results.get()
         if isinstance(item, BaseException):
             raise item
@@ -143,7 +143,8 @@ class Block:
                     planned = next(self._unassigned_cells, None)
                 if planned is None:
                     return
-                # The engine may unload the model after the last call. With several workers, others may still run then.
+                # After the last call, the engine may unload the model. With several workers, no call is marked as the
+                # last one, because others may still run after it.
                 one_worker = self._config.workers == 1 or len(self._cells) == 1
                 is_last = one_worker and planned is self._cells[-1]
                 start_ms, start = _now_ms(), time.monotonic()
@@ -152,7 +153,7 @@ class Block:
                     continue
                 self._skip_rest_if_unusable(result)
                 foreign_resident = self._engine.foreign_between(start, time.monotonic())
-                self._results.put(Generated(planned, result, start_ms, _now_ms(), foreign_resident))
+                self._results.put(GeneratedCell(planned, result, start_ms, _now_ms(), foreign_resident))
         except BaseException as exc:  # noqa: BLE001 - a thread has no caller: `run` raises it in the main thread
             self._results.put(exc)
 
@@ -187,8 +188,8 @@ class Block:
             return
         if result.kind is FailureKind.LOAD_FAILED:
             self._load_failures += 1
-        unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
-        if self._skip_result is None and (unusable or self._load_failures >= _MAX_LOAD_FAILURES):
+        is_unusable = result.kind in (FailureKind.MISSING_MODEL, FailureKind.NOT_LOCAL)
+        if self._skip_result is None and (is_unusable or self._load_failures >= _MAX_LOAD_FAILURES):
             self._skip_result = EngineFailure(result.kind, f"skipped: {result.reason}")
 
 

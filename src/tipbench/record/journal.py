@@ -57,9 +57,9 @@ class StoredMark:
 
 @dataclass(frozen=True)
 class UnknownLine:
-    """A line in the format of another version of tipbench."""
+    """A line in another format, written by another version of tipbench."""
 
-    difference: str  # from the format of this version, for an error message
+    format: str  # what is known of it, for an error message
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Contents:
 
     unstored: dict[str, Entry] = field(default_factory=dict)  # by record id, in order
     size: int = 0  # bytes of the complete lines
-    other_format: str | None = None  # `difference` of the first unknown line
+    first_unknown: UnknownLine | None = None
     n_damaged_lines: int = 0  # invalid, or not matching their checksum
 
 
@@ -76,7 +76,7 @@ class _FileUnavailable(JournalError):
     """Another process has locked or removed the file."""
 
 
-def put_line(run: NewRun) -> bytes:
+def result_line(run: NewRun) -> bytes:
     """Return the line of a result. The kind of run comes first: benchmarks/process.py relies on it."""
     return _with_checksum({"put": vars(run), "v": FORMAT})
 
@@ -108,8 +108,7 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
         elif isinstance(parsed, StoredMark):
             contents.unstored.pop(parsed.record_id, None)
         elif isinstance(parsed, UnknownLine):
-            if contents.other_format is None:
-                contents.other_format = parsed.difference
+            contents.first_unknown = contents.first_unknown or parsed
         else:
             contents.n_damaged_lines += 1
         contents.size += len(line)
@@ -179,7 +178,7 @@ class Journal:
 
     def append(self, runs: Sequence[NewRun]) -> None:
         """Write results and sync the file. If it raises, none of them is saved."""
-        lines = [put_line(run) for run in runs]
+        lines = [result_line(run) for run in runs]
         with self._lock, _convert_os_errors("written", self.path):
             end = start = self._end_offset()
             entries = []
@@ -347,11 +346,11 @@ def _load(path: Path, fd: int) -> Contents:
         on_error.callback(os.close, fd)
         with open(fd, "rb", closefd=False) as file:  # not by path, which may lead to another file now
             contents = read_lines(file)
-        if contents.other_format is not None:
+        if contents.first_unknown is not None:
             raise JournalError(
-                f"The journal {path} holds results in another format ({contents.other_format}); this tipbench reads "
-                f"version {FORMAT}. Run the tipbench version that wrote it, or move the file away to continue without "
-                "it."
+                f"The journal {path} holds results in another format ({contents.first_unknown.format}); this tipbench "
+                f"reads version {FORMAT}. Run the tipbench version that wrote it, or move the file away to continue "
+                "without it."
             )
         os.ftruncate(fd, contents.size)
         on_error.pop_all()

@@ -32,7 +32,7 @@ PORTS = range(5123, 5173)
 STOP_S = 15.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
 MAX_LOG_BYTES = 5_000_000  # a larger log is deleted at the next start
-TAIL_LINES = 12  # of the log, shown in errors
+N_TAIL_LINES = 12  # of the log, shown in errors
 _TAIL_BYTES = 20_000  # read from the end of the log to get these lines
 
 
@@ -242,11 +242,11 @@ class LocalMlflow:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(log_start, size - _TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+        return "\n".join(lines[-N_TAIL_LINES:])
 
 
 class _PortTakenError(LocalMlflowError):
-    """Another process took the port first; the next one is tried."""
+    """Another process took the port first; the next port is tried."""
 
 
 def _not_installed() -> LocalMlflowError:

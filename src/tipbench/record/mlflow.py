@@ -22,11 +22,11 @@ from tipbench.record import mlflow_wire as wire
 from tipbench.record.local_mlflow import LocalMlflow
 from tipbench.record.mlflow_http import MlflowHttp, TooLarge
 from tipbench.record.run import NewRun, RunChange, StoredRun
-from tipbench.record.store import Experiment
+from tipbench.record.store import Experiment, RunStore
 from tipbench.record.texts import check_key, from_tags, tags_of, unneeded_tags
 
-PAGE = 250  # runs per page: as fast as larger pages, and about 6 MB
-EXPERIMENTS_PAGE = 1000
+RUNS_PER_PAGE = 250  # as fast as larger pages, and about 6 MB
+EXPERIMENTS_PER_PAGE = 1000
 USUAL_URLS = ("http://localhost:5000", "http://localhost:5000/mlflow")
 PROBE_S = 1.0  # timeout of the search for a server
 _TOKEN_AT_END = re.compile(rb'"next_page_token"\s*:\s*"([^"\\]+)"\s*\}\s*\Z')
@@ -48,7 +48,7 @@ class MlflowStore:
         password: str | None = None,
         token: str | None = None,
         host_header: str | None = None,  # sent instead of the host of `url`
-        pages_url: str | None = None,  # URL of MLflow for browsers, if it is not `url`
+        public_url: str | None = None,  # URL of MLflow for browsers, if it is not `url`
     ) -> None:
         self._http = MlflowHttp(
             url,
@@ -60,7 +60,7 @@ class MlflowStore:
             host_header=host_header,
         )
         self.url = self._http.url
-        self._pages_url = (pages_url or self.url).rstrip("/")
+        self._public_url = (public_url or self.url).rstrip("/")
 
     def close(self) -> None:
         """Close the connections."""
@@ -75,7 +75,7 @@ class MlflowStore:
     def experiment_url(self, experiment_id: str) -> str:
         """Return the URL of the experiment's runs in MLflow."""
         # Without /runs, MLflow 3.17 opens a page about traces, for any value of the tag mlflow.experimentKind.
-        return f"{self._pages_url}/#/experiments/{experiment_id}/runs"
+        return f"{self._public_url}/#/experiments/{experiment_id}/runs"
 
     def experiment(self, name: str) -> Experiment | None:
         raw = self._experiment_json(name)
@@ -107,16 +107,15 @@ class MlflowStore:
         return replace(self._parse_experiment(raw), created=created)
 
     def experiments(self) -> list[Experiment]:
-        body = {"max_results": EXPERIMENTS_PAGE}
-        return [self._parse_experiment(raw) for raw in self._pages("experiments/search", body, "experiments")]
+        body = {"max_results": EXPERIMENTS_PER_PAGE}
+        return [self._parse_experiment(raw) for raw in self._all_items("experiments/search", body, "experiments")]
 
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         """Write a run, as in `RunStore.record`. Readers ignore the run until the last request has set its status."""
         tags = wire.checked_tags(run)
-        existing = wire.ExistingRuns()
-        if may_exist:
-            stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
-            existing = wire.classify_existing(run, stored_runs)
+        where = wire.where_same_run(run)
+        stored_runs = self.search(experiment_id, where=where, include_half_written=True) if may_exist else ()
+        existing = wire.classify_existing(run, stored_runs)
         run_id = existing.written_id
         if run_id is None:
             run_id = self._write(experiment_id, run, tags, half_written_id=existing.half_written_id)
@@ -135,14 +134,12 @@ class MlflowStore:
         limit: int | None = None,
         include_half_written: bool = False,
     ) -> Iterator[StoredRun]:
-        """Search runs by tags or params, newest first, without texts."""
         matching = self._matching_runs(experiment_id, where, limit, include_half_written=include_half_written)
         return (run for run, _ in matching)
 
     def read(
         self, experiment_id: str, *, where: Mapping[str, str], texts: Collection[str], limit: int | None = None
     ) -> Iterator[tuple[StoredRun, dict[str, str]]]:
-        """Like `search`, with the named texts of each run."""
         for key in texts:
             check_key(key)
         matching = self._matching_runs(experiment_id, where, limit)
@@ -156,11 +153,11 @@ class MlflowStore:
             "experiment_ids": [experiment_id],
             "filter": wire.mlflow_filter(where, include_half_written=include_half_written),
             "order_by": ["attributes.start_time DESC"],
-            "max_results": PAGE if limit is None else min(limit, PAGE),
+            "max_results": RUNS_PER_PAGE if limit is None else min(limit, RUNS_PER_PAGE),
         }
         # With a limit, a further page may not be needed, so none is requested ahead.
-        pages = self._pages("runs/search", body, "runs", read_ahead=limit is None)
-        parsed = (self._parse(raw, wire.parse_run) for raw in pages)
+        raw_runs = self._all_items("runs/search", body, "runs", read_ahead=limit is None)
+        parsed = (self._parse(raw, wire.parse_run) for raw in raw_runs)
         # Filtered again: MLflow's filter cannot express every value, and excludes no status but RUNNING.
         matching = (
             (run, text_tags)
@@ -213,7 +210,7 @@ class MlflowStore:
         return self._parse(response, lambda raw: dict(raw["experiment"]))
 
     def _parse_experiment(self, raw: wire.Json) -> Experiment:
-        experiment_id, name, tags = self._parse(raw, wire.experiment_facts)
+        experiment_id, name, tags = self._parse(raw, wire.parse_experiment)
         return Experiment(experiment_id, name, tags, self.experiment_url(experiment_id))
 
     def _write(self, experiment_id: str, run: NewRun, tags: Mapping[str, str], *, half_written_id: str | None) -> str:
@@ -237,12 +234,12 @@ class MlflowStore:
         self._http.post("runs/update", {"run_id": run_id, "status": status, "end_time": run.end_ms})
         return run_id
 
-    def _pages(self, path: str, body: wire.Json, name: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items of all pages; `name` is their key in a page.
+    def _all_items(self, path: str, body: wire.Json, key: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
+        """Yield the items of all pages; `key` is the field of a page that has them.
 
         With `read_ahead`, the next page is requested before the current one is parsed.
         """
-        body = dict(body)
+        body = dict(body)  # because `fetch` changes it
 
         def fetch(token: str | None, on_sent: Callable[[], None] | None = None) -> bytearray:
             """Return an unparsed page, the first one if `token` is None. Calls `on_sent` once the request is sent."""
@@ -259,17 +256,17 @@ class MlflowStore:
         content = fetch(None)
         previous_token = None
         while True:
-            next_content = None
-            if read_ahead and (next_token := _next_token(content)):
-                next_content = _in_background(fetch, next_token)
+            requested = None
+            if read_ahead and (token := _next_token(content)):
+                requested = _in_background(fetch, token)
             page = self._http.parse(content)
             next_token = page.get("next_page_token")
-            yield from self._parse(page.pop(name, []), list)
+            yield from self._parse(page.pop(key, []), list)
             if not next_token:
                 return
             if next_token == previous_token:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            content = next_content.result() if next_content else fetch(next_token)
+            content = requested.result() if requested else fetch(next_token)
             previous_token = next_token
 
     def _parse(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
@@ -321,25 +318,42 @@ def _in_background(fetch: Callable[[str, Callable[[], None]], bytearray], token:
 
 
 @dataclass(frozen=True)
-class Tracking:
-    """An MLflow tracking server."""
+class MlflowServer:
+    """Address of an MLflow tracking server."""
 
     url: str  # may contain a login; never print it
-    identity: str  # part of the names of journals and locks; does not change with the port of the local server
+    identity: str  # part of the names of journals and locks; that of the local server does not depend on its port
     description: str  # for messages, as in "local MLflow at http://127.0.0.1:5123 (started by tipbench)"
 
 
-def find_tracking(
+@dataclass(frozen=True)
+class MlflowConnection:
+    """An open connection to MLflow."""
+
+    store: RunStore
+    identity: str  # of its MlflowServer
+    description: str  # for messages, as in "http://localhost:5000 (found on the usual port)"
+    url: str = ""  # without a login
+    close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def find_mlflow(
     url: str | None,
     home: Path,
     *,
     start: bool,
     report: Callable[[str], None],
-    usual: tuple[str, ...] = USUAL_URLS,
-) -> Tracking:
-    """Return the server to use: the one at `url`, else a server that responds at a `usual` URL, else the local one.
+    usual_urls: tuple[str, ...] = USUAL_URLS,
+) -> MlflowServer:
+    """Return the server at `url`. Without `url`, return one that responds at a usual URL, else the local one.
 
-    With `start`, the local server is started if no server responds; otherwise raises LocalMlflowError.
+    If the local one is not running, it is started with `start`; otherwise LocalMlflowError is raised.
     """
     local = LocalMlflow(home)
     local_identity = f"local:{home.resolve()}"
@@ -350,31 +364,31 @@ def find_tracking(
             if is_local and not status.running:
                 is_local = not http.is_mlflow()  # an MLflow that responds is another one, on the stopped one's port
             if is_local:
-                return Tracking(url, local_identity, f"local MLflow at {http.url}")
-            return Tracking(url, canonical_url(http.url), f"MLflow at {http.url}")
+                return MlflowServer(url, local_identity, f"local MLflow at {http.url}")
+            return MlflowServer(url, canonical_url(http.url), f"MLflow at {http.url}")
     deadline = time.monotonic() + PROBE_S
-    for usual_url in usual:
+    for usual_url in usual_urls:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             break
         with closing(MlflowHttp(usual_url, timeout_s=remaining_s)) as http:
             if http.is_mlflow():
                 description = f"MLflow at {usual_url} (found on the usual port)"
-                return Tracking(usual_url, canonical_url(usual_url), description)
+                return MlflowServer(usual_url, canonical_url(usual_url), description)
     status = local.status()
     if status.healthy and status.url is not None:
-        return Tracking(status.url, local_identity, f"local MLflow at {status.url}")
+        return MlflowServer(status.url, local_identity, f"local MLflow at {status.url}")
     if not start:
-        usual_place = usual[0] if usual else "its usual port"
+        usual_place = usual_urls[0] if usual_urls else "its usual port"
         raise LocalMlflowError(
             f"No MLflow responds on {usual_place}, and the local one is not running. "
             "Start it with `tipbench mlflow up`, or give --mlflow-url."
         )
     local_url = local.up(report=report)
-    return Tracking(local_url, local_identity, f"local MLflow at {local_url} (started by tipbench)")
+    return MlflowServer(local_url, local_identity, f"local MLflow at {local_url} (started by tipbench)")
 
 
 def default_servers(home: Path) -> tuple[str, ...]:
-    """Return the URLs of the servers that `find_tracking` may choose if it gets no URL."""
+    """Return the URLs of the servers that `find_mlflow` may choose if it gets no URL."""
     local_url = LocalMlflow(home).status().url
     return (*USUAL_URLS, local_url) if local_url else USUAL_URLS

@@ -107,6 +107,16 @@ class MlflowHttp:
             )
         return parsed
 
+    def is_mlflow(self) -> bool:
+        """Return whether MLflow responds; False for another program on the port, or if a login is required."""
+        try:
+            status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
+            if status != 200 or not _VERSION_PATTERN.match(version[:60].decode("utf-8", "replace")):
+                return False
+            return isinstance(self.get("experiments/search", {"max_results": "1"}).get("experiments", []), list)
+        except (MlflowUnavailable, MlflowError):
+            return False
+
     def _call(self, request: httpx.Request, *, retry: bool) -> bytearray:
         """Send a request and return the body. With `retry`, a lost connection or a server error is retried.
 
@@ -126,16 +136,6 @@ class MlflowHttp:
         if status != 200:
             raise self._failure(status, body)
         return body
-
-    def is_mlflow(self) -> bool:
-        """Return whether MLflow responds; False for another program on the port, or if a login is required."""
-        try:
-            status, version = self._send(self._client.build_request("GET", f"{self.url}/version"))
-            if status != 200 or not _VERSION_PATTERN.match(version[:60].decode("utf-8", "replace")):
-                return False
-            return isinstance(self.get("experiments/search", {"max_results": "1"}).get("experiments", []), list)
-        except (MlflowUnavailable, MlflowError):
-            return False
 
     def _send(self, request: httpx.Request) -> tuple[int, bytearray]:
         deadline = time.monotonic() + self._timeout_s * RESPONSE_TIMEOUT_FACTOR

@@ -11,7 +11,7 @@ from typing import Any
 from tipbench.errors import MlflowError
 from tipbench.record.run import NewRun, RunChange, StoredRun, check_transition
 from tipbench.record.texts import (
-    TAG_CHARS,
+    MAX_TAG_CHARS,
     escape,
     is_text_tag,
     multi_request_tags,
@@ -21,13 +21,13 @@ from tipbench.record.texts import (
 )
 
 # Limits of MLflow
-KEY_CHARS = 250
-PARAM_CHARS = 6000
-BATCH_PARAMS = 100
-BATCH_TAGS = 100
-BATCH_METRICS = 800  # MLflow accepts 1000 values in total: 800 metrics, 100 params and 100 tags
-BATCH_BYTES = 900_000  # older servers reject more than 1 MB; params and tags may use half each
-CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest of BATCH_BYTES is for metrics
+MAX_KEY_CHARS = 250
+MAX_PARAM_CHARS = 6000
+MAX_BATCH_PARAMS = 100
+MAX_BATCH_TAGS = 100
+MAX_BATCH_METRICS = 800  # so that metrics, params and tags are not more than 1000 in total
+MAX_BATCH_BYTES = 900_000  # older servers reject more than 1 MB; params and tags may use half each
+MAX_CHANGE_BYTES = 800_000  # for the tags of a change, which has no params; the rest of MAX_BATCH_BYTES is for metrics
 
 RECORD_TAG = "tipbench.record"
 CELL_TAG = "cell_key"
@@ -58,7 +58,7 @@ def checked_tags(run: NewRun) -> dict[str, str]:
     Raises MlflowError if a key or value exceeds a limit or a metric is not finite, ValueError if a tag is a text.
     """
     for key, value in run.params.items():
-        _check_value("param", key, escape(value), PARAM_CHARS)
+        _check_value("param", key, escape(value), MAX_PARAM_CHARS)
     _check_no_texts(run.tags)
     identity = {"kind": str(run.kind), RECORD_TAG: run.record_id, "mlflow.runName": run.name}
     if run.cell_key is not None:
@@ -69,7 +69,7 @@ def checked_tags(run: NewRun) -> dict[str, str]:
     for key, text in run.texts.items():
         tags |= to_tags(key, text)
     for key, value in tags.items():
-        _check_value("tag", key, value, TAG_CHARS)
+        _check_value("tag", key, value, MAX_TAG_CHARS)
     _check_metrics(run.metrics, f"run {run.name!r}")
     return tags
 
@@ -92,9 +92,9 @@ def _check_metrics(metrics: Mapping[str, float], run_label: str) -> None:
 
 def run_batches(run: NewRun, tags: Mapping[str, str]) -> list[Batch]:
     """Split the run into as few requests as the limits allow. The first one creates the run and has only tags."""
-    tag_chunks = _chunks(tags.items(), BATCH_TAGS)
-    param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), BATCH_PARAMS)
-    metric_chunks = _chunks(((key, float(number)) for key, number in run.metrics.items()), BATCH_METRICS)
+    tag_chunks = _chunks(tags.items(), MAX_BATCH_TAGS)
+    param_chunks = _chunks(((key, escape(value)) for key, value in run.params.items()), MAX_BATCH_PARAMS)
+    metric_chunks = _chunks(((key, float(number)) for key, number in run.metrics.items()), MAX_BATCH_METRICS)
     n_requests = max(len(tag_chunks), 1 + len(param_chunks), 1 + len(metric_chunks))
     batches = [Batch() for _ in range(n_requests)]
     for index, chunk in enumerate(tag_chunks):
@@ -129,7 +129,7 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
     batches = [Batch(tags=chunk) for chunk in _changed_tags(change, current.text_tags)]
     for batch in batches:
         for tag in batch.tags:
-            _check_value("tag", tag["key"], tag["value"], TAG_CHARS)
+            _check_value("tag", tag["key"], tag["value"], MAX_TAG_CHARS)
     # MLflow shows the value with the greatest (step, timestamp, value), not the one written last. So a new timestamp
     # must be later than the stored one, also within the same millisecond or if this machine's clock is behind.
     # Unchanged values are written too: a faster response would reveal that this judge agrees with an earlier one.
@@ -140,7 +140,7 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
         metrics.append({"key": key, "value": float(number), "timestamp": timestamp, "step": step})
     if not metrics:
         return batches
-    metric_chunks = [metrics[start : start + BATCH_METRICS] for start in range(0, len(metrics), BATCH_METRICS)]
+    metric_chunks = [metrics[start : start + MAX_BATCH_METRICS] for start in range(0, len(metrics), MAX_BATCH_METRICS)]
     if not batches:
         batches.append(Batch())
     batches[-1].metrics = metric_chunks.pop()
@@ -152,12 +152,16 @@ def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[
 
     A single request overwrites the current texts. Several requests keep them until the new texts are complete.
     """
+
+    def chunks_of(tags: list[tuple[str, str]]) -> list[list[Json]]:
+        return _chunks(tags, MAX_BATCH_TAGS, MAX_CHANGE_BYTES)
+
     plain_tags = [(key, escape(value)) for key, value in change.tags.items()]
     plain_tags.sort(key=lambda tag: tag[0] == STATE_TAG)
     new_text_tags: list[tuple[str, str]] = []
     for key, text in change.texts.items():
         new_text_tags += single_request_tags(key, text, text_tags).items()
-    chunks = _chunks([*new_text_tags, *plain_tags], BATCH_TAGS, CHANGE_BYTES)
+    chunks = chunks_of(new_text_tags + plain_tags)
     if len(chunks) <= 1:
         return chunks
     new_parts: list[tuple[str, str]] = []
@@ -166,10 +170,10 @@ def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[
         first, last = multi_request_tags(key, text, text_tags)
         new_parts += first.items()
         switch_tags += last.items()
-    last_chunks = _chunks([*switch_tags, *plain_tags], BATCH_TAGS, CHANGE_BYTES)
+    last_chunks = chunks_of(switch_tags + plain_tags)
     if len(last_chunks) > 1:  # start a new request for the plain tags, so that they are not split if they fit into one
-        last_chunks = [*_chunks(switch_tags, BATCH_TAGS, CHANGE_BYTES), *_chunks(plain_tags, BATCH_TAGS, CHANGE_BYTES)]
-    return [*_chunks(new_parts, BATCH_TAGS, CHANGE_BYTES), *last_chunks]
+        last_chunks = chunks_of(switch_tags) + chunks_of(plain_tags)
+    return chunks_of(new_parts) + last_chunks
 
 
 def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict[str, str]:
@@ -179,7 +183,9 @@ def text_tags_after(text_tags: Mapping[str, str], sent: Iterable[Batch]) -> dict
 
 
 def _chunks(
-    items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]], max_items: int, max_bytes: int = BATCH_BYTES // 2
+    items: Iterable[tuple[str, str]] | Iterable[tuple[str, float]],
+    max_items: int,
+    max_bytes: int = MAX_BATCH_BYTES // 2,
 ) -> list[list[Json]]:
     """Split keys and values into lists of at most `max_items` items and about `max_bytes` of strings."""
     chunks: list[dict[str, str | float]] = []
@@ -200,9 +206,10 @@ def _chunks(
 
 
 def _check_key(kind: str, key: str) -> None:
-    if not 0 < len(key) <= KEY_CHARS:
+    if not 0 < len(key) <= MAX_KEY_CHARS:
         raise MlflowError(
-            f"MLflow takes keys of 1 to {KEY_CHARS} characters; the {kind} {key[:60]!r} has {len(key)}. Shorten it.",
+            f"MLflow takes keys of 1 to {MAX_KEY_CHARS} characters; the {kind} {key[:60]!r} has {len(key)}. "
+            "Shorten it.",
             code="KEY_LENGTH",
         )
     if escape(key) != key:
@@ -325,7 +332,7 @@ def parse_run(raw: Json) -> tuple[StoredRun, dict[str, str]]:
     return run, text_tags
 
 
-def experiment_facts(raw: Json) -> tuple[str, str, dict[str, str]]:
+def parse_experiment(raw: Json) -> tuple[str, str, dict[str, str]]:
     """Return the id, name and tags of an experiment in a response."""
     return str(raw["experiment_id"]), str(raw["name"]), dict(_key_values(raw.get("tags", ())))
 

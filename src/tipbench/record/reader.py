@@ -29,7 +29,7 @@ class CellCounts:
     failed: int
 
 
-def experiments(store: RunStore) -> list[Experiment]:
+def list_experiments(store: RunStore) -> list[Experiment]:
     """Return tipbench's experiments, sorted by name."""
     selected = (experiment for experiment in store.experiments() if experiment.name.startswith(EXPERIMENT_PREFIX))
     return sorted(selected, key=lambda experiment: experiment.name)
@@ -123,9 +123,9 @@ _NAMES_AND_HASHES: tuple[tuple[_GetField, _GetField], ...] = (
 )
 
 
-def newest_run(runs: Iterable[StoredRun]) -> StoredRun:
-    """Return the newest run with an answer; if all runs failed, the newest run."""
-    return max(runs, key=lambda run: (not _failed(run), run.start_ms, run.run_id))
+def newest_answered_run(runs: Iterable[StoredRun]) -> StoredRun:
+    """Return the newest run with an answer; if all failed, the newest one."""
+    return max(runs, key=lambda run: (run.state != RunState.FAILED, run.start_ms, run.run_id))
 
 
 def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
@@ -142,13 +142,9 @@ def stale_runs(runs: Sequence[StoredRun]) -> set[str]:
         for group in groups.values():
             if len({get_hash(run) for run in group}) == 1:
                 continue
-            newest = newest_run(group)
+            newest = newest_answered_run(group)
             for run in group:
-                failed_later = _failed(run) and run.start_ms > newest.start_ms
+                failed_later = run.state == RunState.FAILED and run.start_ms > newest.start_ms
                 if get_hash(run) != get_hash(newest) and not failed_later:
                     stale.add(run.run_id)
     return stale
-
-
-def _failed(run: StoredRun) -> bool:
-    return run.state == RunState.FAILED

@@ -72,7 +72,7 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. The tags are written last, and of these `state`: if it is new, all is new.
+        """Update a recorded run. The tags are written last, and `state` last of all: if it is new, all is new.
 
         If the writer dies, each text is either the old or the new one, and complete, but the tags may still be the old
         ones. Raises MlflowError for an illegal transition of the run's `state`. A run should have one writer at a time:
@@ -124,10 +124,9 @@ class MemoryStore:
     def record(self, experiment_id: str, run: NewRun, *, may_exist: bool = False) -> str:
         tags = wire.checked_tags(run)
         with self._lock_or_raise():
-            existing = wire.ExistingRuns()  # empty
-            if may_exist:
-                stored_runs = self.search(experiment_id, where=wire.where_same_run(run), include_half_written=True)
-                existing = wire.classify_existing(run, stored_runs)
+            where = wire.where_same_run(run)
+            stored_runs = self.search(experiment_id, where=where, include_half_written=True) if may_exist else ()
+            existing = wire.classify_existing(run, stored_runs)
             run_id = existing.written_id
             if run_id is None:
                 run_id = existing.half_written_id or self.begin(experiment_id, run)

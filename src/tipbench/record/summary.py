@@ -17,7 +17,7 @@ from tipbench.record.events import Collected
 from tipbench.record.run import NewRun, RunKind, RunState, StoredRun
 
 MEASURES = ("format_ok", "overlong", "diversity", "latency_s", "tokens_per_s")
-_MAX_TAG_CHARS = 5000
+_MAX_NOTE_CHARS = 5000
 
 
 @dataclass
@@ -29,26 +29,19 @@ class PairTotals:
     floored: int = 0  # answers without a usable tip
     values: dict[str, list[float]] = field(default_factory=dict)  # by measure; one per answered cell that has it
 
+    def add(self, run: NewRun | StoredRun) -> None:
+        """Add a cell's run."""
+        if run.tags.get("state") == RunState.FAILED:
+            self.failed += 1
+            return
+        self.answered += 1
+        self.floored += int(run.tags.get("floored") == "true")
+        for name in MEASURES:
+            if name in run.metrics:
+                self.values.setdefault(name, []).append(run.metrics[name])
+
     def mean(self, name: str) -> float | None:
         return statistics.fmean(self.values[name]) if self.values.get(name) else None
-
-
-class TotalsByPair:
-    """Running totals of all pairs, in order of first appearance."""
-
-    def __init__(self) -> None:
-        self.pairs: dict[tuple[str, str], PairTotals] = {}
-
-    def add(self, cell: NewRun | StoredRun) -> None:
-        pair = self.pairs.setdefault((cell.params["model"], cell.params["prompt_version"]), PairTotals())
-        if cell.tags.get("state") == RunState.FAILED:
-            pair.failed += 1
-            return
-        pair.answered += 1
-        pair.floored += int(cell.tags.get("floored") == "true")
-        for name in MEASURES:
-            if name in cell.metrics:
-                pair.values.setdefault(name, []).append(cell.metrics[name])
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class Summary:
     generated: int  # including failed
     failed: int
     seconds: float
-    totals_by_pair: TotalsByPair
+    totals_by_pair: Mapping[tuple[str, str], PairTotals]  # by model and prompt
     evidence: Evidence | None
     refused: Mapping[str, str]  # by model: the reason
     failures: tuple[str, ...] = ()  # one line per failed cell
@@ -99,7 +92,7 @@ class Summary:
                     "floored": pair.floored,
                     **{name: pair.mean(name) for name in MEASURES},
                 }
-                for (model, prompt), pair in self.totals_by_pair.pairs.items()
+                for (model, prompt), pair in self.totals_by_pair.items()
             ],
             "evidence": asdict(self.evidence) if self.evidence is not None else None,
             "refused": [{"model": model, "reason": reason} for model, reason in self.refused.items()],
@@ -124,8 +117,11 @@ def collection_run(
             "residency_largest_gap_s": evidence.largest_gap_s,
             "handovers": evidence.handovers,
         }
-        tags |= {"evidence": evidence.sentence(), "foreign_models": ", ".join(evidence.foreign)[:_MAX_TAG_CHARS]}
-        tags["mlflow.note.content"] = evidence.sentence()
+        tags |= {
+            "evidence": evidence.sentence(),
+            "foreign_models": ", ".join(evidence.foreign)[:_MAX_NOTE_CHARS],
+            "mlflow.note.content": evidence.sentence(),
+        }
         texts["artifact:evidence.json"] = json.dumps(asdict(evidence), indent=1)
     return NewRun(
         kind=RunKind.COLLECTION,
@@ -143,7 +139,7 @@ def collection_run(
 
 def refused_run(model: str, reason: str, now_ms: int) -> NewRun:
     """Build the run of kind=refused, for a model that must not run. A repeated refusal has the same record id."""
-    note = reason[:_MAX_TAG_CHARS]
+    note = reason[:_MAX_NOTE_CHARS]
     return NewRun(
         kind=RunKind.REFUSED,
         record_id=uuid.uuid5(uuid.NAMESPACE_URL, f"refused\n{model}\n{reason}").hex,

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from tipbench.errors import CorruptText
 
-TAG_CHARS = 8000  # MLflow's limit for a tag
+MAX_TAG_CHARS = 8000  # MLflow's limit for a tag
 
 _KEY_PREFIX = "artifact:"
 _ESCAPE = "\u241b"
@@ -69,12 +69,12 @@ def to_tags(key: str, text: str) -> dict[str, str]:
     """Return the tags that hold this text: one tag if it fits, otherwise numbered parts and their `.meta`."""
     check_key(key)
     escaped = escape(text)
-    return {key: escaped} if len(escaped) <= TAG_CHARS else _split(key, text, escaped, first=1)
+    return {key: escaped} if len(escaped) <= MAX_TAG_CHARS else _split(key, text, escaped, first=1)
 
 
 def _split(key: str, text: str, escaped: str, *, first: int) -> dict[str, str]:
     """Return the parts of a long text, numbered from `first`, and their `.meta`."""
-    parts = [escaped[start : start + TAG_CHARS] for start in range(0, len(escaped), TAG_CHARS)]
+    parts = [escaped[start : start + MAX_TAG_CHARS] for start in range(0, len(escaped), MAX_TAG_CHARS)]
     tags = {_part_tag(key, number): part for number, part in enumerate(parts, start=first)}
     meta = {"parts": len(parts), "chars": len(text), "sha256": _sha256(text)}
     if first > 1:

@@ -14,7 +14,7 @@ from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import RunStore
 from tipbench.text import plural
 
-WRITERS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so more threads would only wait
+N_THREADS = 2  # MLflow on SQLite writes one run at a time, in 40 to 80 ms, so more threads would only wait
 _REVISION_EVERY_S = 5.0  # between updates of the experiment's revision, which invalidates readers' caches
 _UNAVAILABLE_RETRY_S = 1.0
 _JOIN_S = 2.0  # a thread may hang in a request; it is a daemon, and its result stays in the journal
@@ -25,7 +25,7 @@ _POLL_S = 0.2
 
 
 class Writers:
-    """Sends a journal to an experiment. A context manager: leaving it stops the threads and keeps the journal."""
+    """Sends the results in a journal to an experiment, in threads that run while the context manager is open."""
 
     def __init__(
         self, store: RunStore, experiment_id: str, journal: Journal, observer: Observer, *, draining: bool = False
@@ -35,7 +35,7 @@ class Writers:
         self._journal = journal
         self._observer = observer
         self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
-        self._n_stored_at_failure: dict[str, int] = {}  # by record id: `_n_stored` at the first failure
+        self._n_stored_at_first_failure: dict[str, int] = {}  # by record id
         self._server_errors: Counter[str] = Counter()  # by record id
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -44,10 +44,10 @@ class Writers:
         self._revision_set_at = time.monotonic()
         self._revision_outdated = True  # at first too: an earlier process may have died before it updated the revision
         self._n_stored = 0
-        self._skipped: list[str] = []  # messages, one per result that was given up and stays in the journal
+        self._skipped: list[str] = []  # messages, one per skipped result
         self._rejected_in_a_row = 0
         self._error: Exception | None = None
-        self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(WRITERS)]
+        self._threads = [threading.Thread(target=self._run, name=f"writer-{n}", daemon=True) for n in range(N_THREADS)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -116,7 +116,7 @@ class Writers:
 
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
-        failed_before = entry.record_id in self._n_stored_at_failure
+        failed_before = entry.record_id in self._n_stored_at_first_failure
         may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED  # a repeated refusal has the same id
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
@@ -135,7 +135,7 @@ class Writers:
 
     def _retry_later(self, entry: Entry, why: str) -> None:
         with self._lock:
-            self._n_stored_at_failure.setdefault(entry.record_id, self._n_stored)
+            self._n_stored_at_first_failure.setdefault(entry.record_id, self._n_stored)
             self._unavailable_why = why
             newly_unavailable = self._unavailable_since is None
             if newly_unavailable:
@@ -147,17 +147,17 @@ class Writers:
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
-        """Retry a result after a server error (5xx), or skip it.
+        """Retry the result after a server error (5xx), skip it if MLflow rejects it (400), otherwise raise `exc`.
 
-        Skip it if MLflow rejects it (400). After many server errors, skip it when draining, or if other results were
-        stored meanwhile. Raises `exc` if MLflow rejects several results in a row, and for any other status. A skipped
-        result stays in the journal; when draining, a rejected one is moved to another file.
+        After many server errors, the result is skipped if MLflow stores others, or when draining. After several
+        rejections in a row, `exc` is raised. A skipped result stays in the journal; when draining, a rejected one is
+        moved to another file.
         """
         if exc.status >= 500:
             with self._lock:
                 self._server_errors[entry.record_id] += 1
-                stored_since = self._n_stored - self._n_stored_at_failure.get(entry.record_id, self._n_stored)
-                others_succeed = stored_since >= _MIN_OTHERS_STORED
+                n_stored_since = self._n_stored - self._n_stored_at_first_failure.get(entry.record_id, self._n_stored)
+                others_succeed = n_stored_since >= _MIN_OTHERS_STORED
                 failed_often = self._server_errors[entry.record_id] >= _MAX_SERVER_ERRORS
             give_up = failed_often and (others_succeed or self._draining)  # a drain can continue without the result
             if not give_up:

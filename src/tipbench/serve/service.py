@@ -358,8 +358,8 @@ class PolicyService:
                 documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of all entries in these documents. If it failed after the lock was released, `pending` would no
-            # longer return it, and the documents would be saved although their entries are not in the log.
+            # The commit of all entries in these documents. Read before the lock is released: once a commit has failed,
+            # `pending` does not return it, and the documents would be saved although their entries are not in the log.
             committed = self.log.pending()
         try:
             if committed is not None:

@@ -239,9 +239,15 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
     return Clause(name, passed, estimate.ci_low, bound, why)
 
 
-def operations_clause(shadow: str, counts: ShadowCounts, *, has_same_schema: bool) -> Clause:
-    """Return clause e; `has_same_schema` is whether the baseline's logged decisions have its current features."""
+def operations_clause(candidate: str, shadow: str | None, counts: ShadowCounts, *, has_same_schema: bool) -> Clause:
+    """Return clause e, from the counts of the candidate's shadow; `shadow` is None if it has no shadow.
+
+    `has_same_schema` is whether the baseline's logged decisions have its current features.
+    """
     name, bound = "e operations", MAX_DROPPED_SHARE
+    if shadow is None:
+        why = f"{candidate} has no shadow, so only --simulation-only can check it."
+        return Clause(name, passed=None, value=None, bound=bound, why=why)
     if not counts.calls:
         why = f"{shadow} has not been called. Enable it and serve for a while."
         return Clause(name, passed=None, value=None, bound=bound, why=why)

@@ -7,7 +7,7 @@ last axis is the user. A test compares the decisions with those of the policy se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatch
@@ -58,10 +58,11 @@ class Arm:
     prior: Prior | None = None
 
 
-def find_arm(name: str, prior: Prior | None = None) -> Arm:
+def find_arm(name: str, priors: Mapping[str, Prior] | None = None) -> Arm:
     """Return an arm by name: a policy, the control arm, or `POLICY without FEATURE` for an ablation.
 
-    FEATURE may be a pattern, such as `category_*`. Raises UsageError for an unknown name.
+    FEATURE may be a pattern, such as `category_*`. `priors` are by policy; an ablation starts from the prior of POLICY,
+    without the weights of the removed features. Raises UsageError for an unknown name.
     """
     policy_name, _, removed = name.partition(" without ")
     if policy_name == CONTROL:
@@ -70,9 +71,14 @@ def find_arm(name: str, prior: Prior | None = None) -> Arm:
         policy = POLICIES[policy_name]
     else:
         raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
+    prior = priors.get(policy_name) if priors else None
     if removed:
-        features = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))
-        policy = _with_features(policy, name, features)
+        kept = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))
+        policy = _with_features(policy, name, kept)
+        if prior is not None:
+            weights = dict(zip(prior.names, prior.theta, strict=True))
+            theta = tuple(weights[feature] for feature in kept)
+            prior = replace(prior, policy=name, features=policy.features.version, names=kept, theta=theta)
     return Arm(policy, prior)
 
 

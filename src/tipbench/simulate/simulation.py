@@ -184,7 +184,7 @@ def simulate(
     prior_of = {prior.policy: prior for prior in priors}
     for prior in priors:
         find_arm(prior.policy).policy.check_prior(prior)  # raises UsageError
-    arms = {name: find_arm(name, prior_of.get(name)) for name in config.arm_names}
+    arms = {name: find_arm(name, prior_of) for name in config.arm_names}
     done: dict[int, list[ArmResult]] = {}  # by seed; one for each arm
     # The same for every seed: seeds differ in random numbers, not in the users' personas.
     persona = World(config.world, config.seed, config.users, config.rounds).persona

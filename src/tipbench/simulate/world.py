@@ -344,14 +344,14 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
-    # NaN, a missing dwell, sorts after all limits. Without the last limit (infinity), its index is valid too.
+    # NaN, a missing dwell, sorts after all limits. The last limit, infinity, is left out, so NaN gets its index.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 
 
 def _mean_completion_reward(log_dwell: Floats) -> Floats:
     """Return the mean reward of a completion; `log_dwell` is the log median of its log-logistic dwell in seconds."""
-    # The reward above all limits, plus at each limit: the probability of a shorter dwell × its extra reward.
+    # The reward of the longest dwells, plus for each limit: the probability of a dwell below it × the extra reward.
     _, last_reward = REWARD_BY_DWELL[-1]
     mean = np.full(log_dwell.shape, last_reward)
     for (limit_ms, reward), (_, next_reward) in pairwise(REWARD_BY_DWELL):

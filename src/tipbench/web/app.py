@@ -20,7 +20,7 @@ from tipbench.web.auth import Authenticator, Sessions, TokenStore, load_key
 from tipbench.web.batch_store import BatchStore
 from tipbench.web.batches import BatchService
 from tipbench.web.database import panel_database
-from tipbench.web.deps import MlflowConnection, Panel
+from tipbench.web.deps import Panel, PanelMlflow
 from tipbench.web.errors import SafeJsonResponse
 from tipbench.web.job_service import JobService, make_runners
 from tipbench.web.judge_service import UploadStore
@@ -44,7 +44,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     judge.sheet_router,
     judge.status_router,
     judge.batch_router,
-    judge.decision_router,
+    judge.held_batch_router,
     jobs.judge_router,
     hook.router,
     tokens.router,
@@ -127,7 +127,7 @@ def make_panel(
     database = panel_database(settings.home)
     sessions = Sessions(load_key(settings.home), database, life_s=options.session_s)
     authenticator = Authenticator(TokenStore(database), sessions, LoginLimiter(), options.admin_token)
-    mlflow = MlflowConnection(settings, store)
+    mlflow = PanelMlflow(settings, store)
     panel = Panel(
         settings=settings,
         options=options,

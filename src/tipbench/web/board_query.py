@@ -21,7 +21,7 @@ from tipbench.compare.charts import CHARTS, ChartKind
 from tipbench.compare.leaderboard import Leaderboard, Standing
 from tipbench.compare.matrix import ALL, OTHER_SIDE, Pair, averaged_pair, shared_by_all
 from tipbench.compare.statistics import Difference
-from tipbench.record.reader import FILTERS, current_runs, newest_run
+from tipbench.record.reader import FILTERS, current_runs, newest_answered_run
 from tipbench.record.run import StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import short_name
@@ -443,7 +443,7 @@ def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
     first_scored = next((each for each in board.standings if each.pair != standing.pair and each.result.estimate), None)
     if first_scored is None:
         return None
-    if board.ranking.leader is None or not first_scored.result.ranked:
+    if board.ranking.leader is None or not first_scored.result.is_ranked:
         return OtherRow(first_scored, "next row", difference=None)
     return OtherRow(first_scored, "runner-up", _negated(first_scored.result.to_leader))
 
@@ -491,7 +491,7 @@ def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCel
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
     for cell in cells:
         runs[cell.scenario].append(cell.run)
-    newest_ids = {newest_run(scenario_runs).run_id for scenario_runs in runs.values()}
+    newest_ids = {newest_answered_run(scenario_runs).run_id for scenario_runs in runs.values()}
     return {
         each.scenario: each.card
         for each in scenario_answers
@@ -508,7 +508,7 @@ def _row_results(
         for answer in each.answers:
             if answer.pair in pairs:
                 answers[each.scenario].append(answer)
-    matrix = board.references_matrix if row in board.references_matrix.pairs else board.matrix
+    matrix = board.reference_matrix if row in board.reference_matrix.pairs else board.matrix
     column = matrix.column(row)
     composites: dict[str, float] = {}  # by judged scenario
     if column is not None:

@@ -10,7 +10,7 @@ from tipbench.sqlite import Database
 FOLDER = "panel"
 FILE = "panel.sqlite"
 
-# A column `place` has the identity of an MLflow server, see `TrackingStore.identity`.
+# A column `place` has the identity of an MLflow server, see `MlflowConnection.identity`.
 _TOKENS = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,

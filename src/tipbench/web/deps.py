@@ -13,8 +13,7 @@ from fastapi import Depends, Request
 
 from tipbench.errors import MlflowUnavailable
 from tipbench.plan.collect_config import CollectConfig, split_wait_for_judge
-from tipbench.record.collect import TrackingStore
-from tipbench.record.mlflow import find_tracking
+from tipbench.record.mlflow import MlflowConnection, find_mlflow
 from tipbench.record.store import RunStore
 from tipbench.settings import Settings
 from tipbench.web.auth import Authenticator, Identity, authenticate, require_admin, require_judge
@@ -31,21 +30,21 @@ JUDGING_WAIT_S = 20.0  # maximum wait for another client that is writing scores
 log = logging.getLogger("tipbench.web")
 
 
-class MlflowConnection:
+class PanelMlflow:
     """Connection to the configured MLflow or to the given store, opened on first use. Thread-safe."""
 
     def __init__(self, settings: Settings, store: RunStore | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._given: TrackingStore | None = None
+        self._given: MlflowConnection | None = None
         if store is not None:
-            self._given = TrackingStore(store, identity="given", description="given", url="http://given.invalid")
-        self._opened: TrackingStore | None = None
+            self._given = MlflowConnection(store, identity="given", description="given", url="http://given.invalid")
+        self._opened: MlflowConnection | None = None
         self._opened_url = ""
         self._must_locate = False
-        self._connections: list[TrackingStore] = []  # including earlier ones, which may still be in use
+        self._connections: list[MlflowConnection] = []  # including earlier ones, which may still be in use
 
-    def open(self) -> TrackingStore:
+    def open(self) -> MlflowConnection:
         """Return the connection; may start the local server, see `MlflowAccess.find`.
 
         Raises NotEnoughData if no MLflow is available and nothing was ever recorded.
@@ -55,20 +54,20 @@ class MlflowConnection:
         with self._lock:
             if self._opened is None or self._must_locate:
                 access = self._settings.mlflow
-                tracking = access.find(report=log.info)
-                if self._opened is None or tracking.url != self._opened_url:
-                    self._opened, self._opened_url = access.connect(tracking), tracking.url
+                server = access.find(report=log.info)
+                if self._opened is None or server.url != self._opened_url:
+                    self._opened, self._opened_url = access.connect(server), server.url
                     self._connections.append(self._opened)
                 self._must_locate = False
             return self._opened
 
-    def open_running(self) -> TrackingStore:
+    def open_running(self) -> MlflowConnection:
         """Return the connection without starting the local server, which may have been stopped on purpose.
 
         Raises LocalMlflowError if no MLflow is found.
         """
         if self._given is None:
-            find_tracking(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
+            find_mlflow(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
         return self.open()
 
     def locate_again(self) -> None:
@@ -84,7 +83,7 @@ class MlflowConnection:
             self._opened = None
 
     @contextmanager
-    def connected(self, url: str | None = None) -> Iterator[TrackingStore]:
+    def connected(self, url: str | None = None) -> Iterator[MlflowConnection]:
         """Yield the connection to the server at `url`; None is the configured server.
 
         If the configured server is unavailable, it is located again on the next `open`.
@@ -96,8 +95,8 @@ class MlflowConnection:
                 self.locate_again()
                 raise
             return
-        tracking = find_tracking(url, self._settings.home, start=False, report=log.info)
-        with self._settings.mlflow.connect(tracking) as opened:
+        server = find_mlflow(url, self._settings.home, start=False, report=log.info)
+        with self._settings.mlflow.connect(server) as opened:
             yield opened
 
     @contextmanager
@@ -114,7 +113,7 @@ class Panel:
     settings: Settings
     options: PanelOptions
     authenticator: Authenticator
-    mlflow: MlflowConnection
+    mlflow: PanelMlflow
     queries: Queries
     permissions: OperatorPermissions
     metrics: Metrics

@@ -20,10 +20,10 @@ from tipbench.jobs.store import MAX_KEY, JobFilter, JobStore, Page, Submitted
 from tipbench.jobs.supervisor import Supervisor, queue_positions
 from tipbench.jobs.supervisor import retry as queue_retry
 from tipbench.judge.automatic import JudgeChoice, JudgeKind
-from tipbench.judge.command import check_command
+from tipbench.judge.command import split_command
 from tipbench.plan.collect_config import URL_KEYS, WAIT_FOR_JUDGE, CollectConfig, make_config
 from tipbench.plan.grid import suite_for
-from tipbench.record.plan_check import configured_cells
+from tipbench.record.plan import configured_cells
 from tipbench.record.reader import count_states
 from tipbench.settings import Settings
 from tipbench.web.api.models import JudgeRunRequest
@@ -34,7 +34,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import MODEL_OPTIONS
 
 if TYPE_CHECKING:
-    from tipbench.web.deps import MlflowConnection, Panel
+    from tipbench.web.deps import Panel, PanelMlflow
 
 _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 
@@ -43,7 +43,7 @@ _CACHED_JOBS = 64  # jobs whose number of pending cells is cached
 class PanelMlflowLookup:
     """MLflow access for Airflow jobs: the server's address, and the number of pending cells."""
 
-    mlflow: MlflowConnection
+    mlflow: PanelMlflow
     counts: Cache = field(default_factory=lambda: Cache(_CACHED_JOBS))
 
     def address(self, job: Job) -> str:
@@ -95,7 +95,7 @@ def airflow_access(settings: Settings) -> AirflowAccess | None:
     return access
 
 
-def make_runners(settings: Settings, mlflow: MlflowConnection) -> dict[str, Runner]:
+def make_runners(settings: Settings, mlflow: PanelMlflow) -> dict[str, Runner]:
     """Create the configured runners, by name."""
     runners: dict[str, Runner] = {LocalRunner.name: LocalRunner(settings.home)}
     access = airflow_access(settings)
@@ -325,7 +325,7 @@ def _judging_program(panel: Panel) -> str:
             path="body.with",
         )
     try:
-        check_command(program)
+        split_command(program)
     except UsageError:  # its message contains the command line, which may have secrets
         message = "TIPBENCH_JUDGE_COMMAND cannot be parsed; check its quoting."
         raise Forbidden(message, code="not_allowed", path="body.with") from None

@@ -25,7 +25,15 @@ from tipbench.judge.sheet_store import DRIFT, FILLED, KEY, SHEET, SheetStatus
 from tipbench.judge.status import JudgingStatus, judging_status
 from tipbench.plan.collect_config import check_experiment_name
 from tipbench.record.mlflow_wire import CELL_TAG, RECORD_TAG, REVISION_TAG, SUPERSEDED_TAG, matches
-from tipbench.record.reader import FILTERS, count_states, current_runs, experiments, run_json, run_values, stale_runs
+from tipbench.record.reader import (
+    FILTERS,
+    count_states,
+    current_runs,
+    list_experiments,
+    run_json,
+    run_values,
+    stale_runs,
+)
 from tipbench.record.run import RunKind, RunState, StoredRun
 from tipbench.record.store import Experiment, RunStore
 from tipbench.text import csv_text, iso, one_line, shorten
@@ -219,7 +227,7 @@ class Queries:
 
         Cells are counted only for the experiments of the page.
         """
-        all_experiments = experiments(store)
+        all_experiments = list_experiments(store)
         self.counts.make_room(len(all_experiments))
         matching = [experiment for experiment in all_experiments if q.strip().casefold() in experiment.name.casefold()]
         page, next_cursor = page_of(matching, lambda each: SortKey(0, each.name), limit=limit, after=after)

@@ -200,8 +200,7 @@ class PolicyServer:
             raise Invalid(str(exc), path=error_path) from exc
         if not isinstance(result, Result):
             return Response(200, to_json(result))
-        is_recommendation = validate is _validate_recommend  # a Result can also be of /score or /reward
-        for_shadows = result if is_recommendation and self._recommender.has_enabled_shadow() else None
+        for_shadows = result if path == "/recommend" and self._recommender.has_enabled_shadow() else None
         response = Response(200, _encode(result.body), for_shadows=for_shadows)
         committed = result.committed
         # Keep only the response while waiting for the commit. Keeping the dictionaries of all waiting requests costs
@@ -326,8 +325,7 @@ def _error_response(exc: Exception) -> Response:
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)
-    # A UsageError. Here 400 is for bodies that are not JSON; a wrong value in valid JSON is 422.
-    if status == 400:
+    if status == 400:  # a UsageError; this server uses 400 for bodies that are not JSON, and 422 for invalid values
         status, code = 422, "invalid"
     return _error(status, code, str(exc), headers=_RETRY_AFTER if status == 503 else ())
 

@@ -59,7 +59,7 @@ def fast_validation(adapter: TypeAdapter[Any], check: Callable[[Any], object]) -
 
 
 def _msgspec_type(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> Any:
-    """Return msgspec's type for a JSON Schema. It accepts no value if a keyword is unsupported; pydantic decides."""
+    """Return msgspec's type for a JSON Schema. With an unsupported keyword, it accepts no value: pydantic decides."""
     keywords = schema.keys() - _ANNOTATIONS
     if keywords == {"$ref"}:
         _, _, name = schema["$ref"].rpartition("/")

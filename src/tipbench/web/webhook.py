@@ -28,7 +28,7 @@ from tipbench.http import async_http_client, is_http_url, is_loopback
 from tipbench.jobs.job import JobKind, JobState
 from tipbench.jobs.store import JobStore
 from tipbench.plan.collect_config import check_experiment_name
-from tipbench.record.collect import TrackingStore
+from tipbench.record.mlflow import MlflowConnection
 from tipbench.record.reader import search_cells
 from tipbench.record.run import RunState
 from tipbench.record.store import Experiment
@@ -436,7 +436,7 @@ class WebhookWatcher:
         self,
         store: WebhookStore,
         jobs: JobStore,
-        open_mlflow: Callable[[], TrackingStore],
+        open_mlflow: Callable[[], MlflowConnection],
         *,
         every_s: float,
         clock: Callable[[], float] = time.time,
@@ -466,10 +466,10 @@ class WebhookWatcher:
         self._next_check_at = self._clock() + self._every_s
         problems: list[TipbenchError] = []
         try:
-            tracking = self._open_mlflow()
-            for experiment in tracking.store.experiments():
+            mlflow = self._open_mlflow()
+            for experiment in mlflow.store.experiments():
                 try:
-                    self._check_experiment(tracking, experiment)
+                    self._check_experiment(mlflow, experiment)
                 except MlflowUnavailable:
                     raise  # the other experiments cannot be read either
                 except TipbenchError as exc:
@@ -486,14 +486,14 @@ class WebhookWatcher:
             log.warning("webhook: check for pending cells failed: %s", problem)
         self.problem = problem
 
-    def _check_experiment(self, tracking: TrackingStore, experiment: Experiment) -> None:
+    def _check_experiment(self, mlflow: MlflowConnection, experiment: Experiment) -> None:
         try:
             check_experiment_name(experiment.name)
         except ValueError:
             return  # not an experiment of tipbench
         if experiment.name in self._collecting:
             return  # all cells are reported together when the job ends
-        experiment_key = (tracking.identity, experiment.experiment_id)
+        experiment_key = (mlflow.identity, experiment.experiment_id)
         current = revision(experiment) or ""
         if self._store.revision(experiment_key) == current:
             self._changing.pop(experiment_key, None)
@@ -507,7 +507,7 @@ class WebhookWatcher:
             self._changing[experiment_key] = _Change(current, since=change.since if change else now)
             return
         self._changing.pop(experiment_key, None)
-        runs = search_cells(tracking.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
+        runs = search_cells(mlflow.store, experiment.experiment_id, {"state": str(RunState.PENDING)})
         pending = {run.run_id for run in runs}
         new = pending - self._store.reported(experiment_key)
         counts = {"pending": len(pending), "new": len(new)}

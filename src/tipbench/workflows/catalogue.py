@@ -91,11 +91,8 @@ def effort_of(tip: str) -> float | None:
 
 
 def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Rubric) -> list[CatalogueTip]:
-    # By the text of a tip:
-    composites: dict[str, list[float]] = defaultdict(list)
-    scale_scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    hours: dict[str, set[float | None]] = defaultdict(set)
-    low, high = rubric.composite_range
+    scores_by_text: dict[str, list[Mapping[str, float]]] = defaultdict(list)
+    hours_by_text: dict[str, set[float | None]] = defaultdict(set)
     for scenario in answers:
         for answer in scenario.answers:
             if answer.pair != pair or not answer.format_ok:
@@ -103,26 +100,28 @@ def _catalogue_tips(answers: tuple[ScenarioAnswers, ...], pair: Pair, rubric: Ru
             for tip in answer.tips:
                 text = one_line(tip.tip).encode("utf-8", "backslashreplace").decode()  # escapes lone surrogates
                 has_valid_length = 0 < len(text) <= MAX_LINE
-                if not has_valid_length or not tip.scores or tip.overlong:
-                    continue
-                composite = rubric.composite(tip.scores, format_ok=True, overlong=False)
-                fraction = (composite - low) / (high - low)
-                composites[text].append(_MIN_COMPOSITE + (_MAX_COMPOSITE - _MIN_COMPOSITE) * fraction)
-                hours[text].add(_slot_hour(scenario.card))
-                for scale, score in tip.scores.items():
-                    scale_scores[text][scale].append(score)
-    return [
-        CatalogueTip(
-            tip_id=hashlib.sha256(text.encode()).hexdigest()[:12],
-            tip=text,
-            category=category_of(text),
-            composite=round(fmean(text_composites), 4),
-            slot_hour=next(iter(hours[text])) if len(hours[text]) == 1 else None,  # None suits any hour
-            effort_min=effort_of(text),
-            scores={scale: round(fmean(scores), 4) for scale, scores in sorted(scale_scores[text].items())},
-        )
-        for text, text_composites in composites.items()
-    ]
+                if has_valid_length and tip.scores and not tip.overlong:
+                    scores_by_text[text].append(tip.scores)
+                    hours_by_text[text].add(_slot_hour(scenario.card))
+    return [_catalogue_tip(text, scores, hours_by_text[text], rubric) for text, scores in scores_by_text.items()]
+
+
+def _catalogue_tip(
+    text: str, scores: list[Mapping[str, float]], hours: set[float | None], rubric: Rubric
+) -> CatalogueTip:
+    """Return a tip; `scores` and `hours` are from the answers in which its text occurs."""
+    low, high = rubric.composite_range
+    fractions = [(rubric.composite(each, format_ok=True, overlong=False) - low) / (high - low) for each in scores]
+    composites = [_MIN_COMPOSITE + (_MAX_COMPOSITE - _MIN_COMPOSITE) * fraction for fraction in fractions]
+    return CatalogueTip(
+        tip_id=hashlib.sha256(text.encode()).hexdigest()[:12],
+        tip=text,
+        category=category_of(text),
+        composite=round(fmean(composites), 4),
+        slot_hour=next(iter(hours)) if len(hours) == 1 else None,  # None suits any hour
+        effort_min=effort_of(text),
+        scores={scale: round(fmean(each[scale] for each in scores), 4) for scale in sorted(rubric.scale_names)},
+    )
 
 
 def _slot_hour(card: Mapping[str, Any] | None) -> float | None:

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 
 from tipbench.errors import LocalMlflowError, NotEnoughData, UsageError
 from tipbench.http import canonical_url, is_http_url
-from tipbench.record.collect import TrackingStore
 from tipbench.record.local_mlflow import LocalMlflow
-from tipbench.record.mlflow import MlflowStore, Tracking, find_tracking
+from tipbench.record.mlflow import MlflowConnection, MlflowServer, MlflowStore, find_mlflow
 from tipbench.record.store import Experiment
 
 
@@ -37,14 +36,22 @@ class MlflowAccess:
     public_url: str | None = None  # of the configured server, for browsers
     host_header: str | None = None
 
-    def find(self, url: str | None = None, *, report: Callable[[str], None]) -> Tracking:
+    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowConnection:
+        """Open the server that `find` returns, to read from it."""
+        return self.connect(self.find(url, report=report))
+
+    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowConnection:
+        """Open the server to record to. Like `open`, but starts the local server also if it has no data."""
+        return self.connect(find_mlflow(url or self.url, self.home, start=True, report=report))
+
+    def find(self, url: str | None = None, *, report: Callable[[str], None]) -> MlflowServer:
         """Return the server to read from: `url`, else the configured one, one on the usual port, or the local one.
 
         Starts the local server only if it has data. Raises NotEnoughData if there is no server and no data.
         """
         has_data = LocalMlflow(self.home).has_data()
         try:
-            return find_tracking(url or self.url, self.home, start=has_data, report=report)
+            return find_mlflow(url or self.url, self.home, start=has_data, report=report)
         except LocalMlflowError as exc:
             if has_data:
                 raise
@@ -54,13 +61,13 @@ class MlflowAccess:
                 "--mlflow-url or MLFLOW_TRACKING_URI selects another server."
             ) from exc
 
-    def connect(self, tracking: Tracking) -> TrackingStore:
-        """Return the open store of a server: a Tracking has only its address, a TrackingStore a connection to it."""
-        store = MlflowStore(tracking.url, pages_url=self.pages_of(tracking.url), **self.login(tracking.url))
-        return TrackingStore(
+    def connect(self, server: MlflowServer) -> MlflowConnection:
+        """Open a connection to the server."""
+        store = MlflowStore(server.url, public_url=self.public_url_of(server.url), **self.login(server.url))
+        return MlflowConnection(
             store,
-            identity=tracking.identity,
-            description=tracking.description.removeprefix("MLflow at "),  # used as in "MLflow: http://localhost:5000"
+            identity=server.identity,
+            description=server.description.removeprefix("MLflow at "),  # used as in "MLflow: http://localhost:5000"
             url=store.url,
             close=store.close,
         )
@@ -84,7 +91,7 @@ class MlflowAccess:
             return {}
         return {"username": self.username, "password": self.password, "token": self.token, "host_header": host}
 
-    def pages_of(self, url: str) -> str | None:
+    def public_url_of(self, url: str) -> str | None:
         """Return the public URL of the server at `url`, or None. Raises UsageError if the public URL is invalid."""
         public = self.public_url
         if not public or not self._is_configured_server(url):
@@ -100,14 +107,6 @@ class MlflowAccess:
     def _is_configured_server(self, url: str) -> bool:
         configured = self.url or ""
         return is_http_url(configured) and is_http_url(url) and canonical_url(configured) == canonical_url(url)
-
-    def open(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
-        """Open the server to read from; see `find`."""
-        return self.connect(self.find(url, report=report))
-
-    def open_or_start(self, url: str | None = None, *, report: Callable[[str], None]) -> TrackingStore:
-        """Open the server to record to: as for `find`, but start the local one if there is none, even without data."""
-        return self.connect(find_tracking(url or self.url, self.home, start=True, report=report))
 
 
 def existing_experiment(store: MlflowStore, name: str) -> Experiment:

@@ -10,14 +10,20 @@ from typing import Any
 
 from tipbench.compare.statistics import smallest_detectable
 from tipbench.errors import LocalMlflowError, MlflowUnavailable, NotEnoughData
-from tipbench.generate.engine import engine_of, free_memory
+from tipbench.generate.engine import (
+    EngineDependencies,
+    build_engines,
+    close_engines,
+    engine_of,
+    free_memory,
+    model_facts,
+)
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import MIN_SCENARIOS, make_design
-from tipbench.plan.grid import conditions_of
-from tipbench.plan.suite import Suite
-from tipbench.record.collect import TrackingStore, dry_run
+from tipbench.plan.grid import conditions_of, suite_for
 from tipbench.record.journal import journal_folder, journalled_keys
-from tipbench.record.plan_check import Plan, Recorded, read_recorded
+from tipbench.record.mlflow import MlflowConnection
+from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
@@ -27,32 +33,32 @@ SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 
 
 def plan_collect(
-    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[TrackingStore]]
+    config: CollectConfig, home: Path, open_mlflow: Callable[[], AbstractContextManager[MlflowConnection]]
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a collect and its warnings, without generating or writing anything.
 
     If MLflow is unavailable, no cell counts as recorded, and a warning is added.
     """
+    suite = suite_for(config)
+    engines = build_engines(config.model_names, EngineDependencies(config, home, report=lambda _text: None))
+    try:
+        facts, refused = model_facts(engines, config)
+    finally:
+        close_engines(engines, report=lambda _text: None)
+    recorded = RecordedCells()
     warnings: list[str] = []
-
-    def load_recorded(suite: Suite) -> Recorded:
-        try:
-            with open_mlflow() as tracking:
-                folder = journal_folder(home, tracking.identity, config.experiment)
-                journalled = frozenset(journalled_keys(folder))
-                experiment = tracking.store.experiment(config.experiment)
-                if experiment is None:
-                    return Recorded(journalled=journalled)
-                conditions = conditions_of(config, suite)
-                recorded = read_recorded(tracking.store, experiment.experiment_id, conditions)
-                return replace(recorded, journalled=journalled)
-        except NotEnoughData:  # there is no MLflow server and no stored data
-            return Recorded()
-        except (LocalMlflowError, MlflowUnavailable) as exc:
-            warnings.append(f"{exc} The plan counts nothing as recorded.")
-            return Recorded()
-
-    plan = dry_run(config, home, load_recorded, lambda model: free_memory(model, config))
+    try:
+        with open_mlflow() as mlflow:
+            journalled = frozenset(journalled_keys(journal_folder(home, mlflow.identity, config.experiment)))
+            experiment = mlflow.store.experiment(config.experiment)
+            if experiment is not None:
+                recorded = read_recorded(mlflow.store, experiment.experiment_id, conditions_of(config, suite))
+            recorded = replace(recorded, journalled=journalled)
+    except NotEnoughData:  # there is no MLflow server and no stored data
+        pass
+    except (LocalMlflowError, MlflowUnavailable) as exc:
+        warnings.append(f"{exc} The plan counts nothing as recorded.")
+    plan = make_plan(suite, config, facts, refused, recorded, lambda model: free_memory(model, config))
     return plan, warnings + plan.warnings
 
 

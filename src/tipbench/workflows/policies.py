@@ -116,8 +116,8 @@ def _summary_of_all_users(database: Database, policy: str, since: float) -> Poli
 
 
 def _user_summaries(database: Database, user_key: str) -> list[PolicySummary]:
-    # From the log alone, and without the server's priors, which are not stored here: the weights are those learned from
-    # rewards, as in `_pooled_weights`.
+    # The database does not contain the server's priors, so the weights are those learned from rewards alone, as in
+    # `_pooled_weights`.
     user = load_user(user_key, priors={}, database=database, state_store=None)
     summaries = []
     for policy in POLICIES:
@@ -168,8 +168,8 @@ def _weights(policy: str, ridge: Ridge) -> list[Weight]:
 
 
 def _shadow_summary(database: Database, switches: Switches, name: str, since: float) -> ShadowSummary:
-    # There is at most one mean, because all days are one step.
-    agreement = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
+    # All days are one step, so there is at most one mean.
+    means = means_over_time(database, SHADOWS[name], "signal", since=since, step_s=DAYS * _DAY_S)
     counts = switches.shadow_counts(name)
     return {
         "name": name,
@@ -178,7 +178,7 @@ def _shadow_summary(database: Database, switches: Switches, name: str, since: fl
         "calls": counts.calls,
         "dropped": counts.dropped,
         "errors": counts.errors,
-        "agreement": {**agreement[0], "day": None} if agreement else None,
+        "agreement": {**means[0], "day": None} if means else None,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,10 @@ def check_promotion(
                 f"{candidate} is the baseline too: there is nothing to compare. Choose another --baseline."
             )
         clauses = simulation_clauses(candidate, baseline, size, priors=priors, on_progress=on_progress)
+        validity: tuple[dict[str, Any], ...] = ()
+        if not simulation_only and not quick:
+            log_clauses, validity = _check_log(home, switches, candidate, baseline, priors)
+            clauses = (*clauses, *log_clauses)
         verdict = Verdict(
             candidate,
             baseline,
@@ -84,10 +88,8 @@ def check_promotion(
             at=iso(time.time()),
             versions=versions(candidate, baseline, priors),
             quick=quick,
+            validity=validity,
         )
-        if not simulation_only and not quick:
-            log_clauses, validity = _check_log(home, switches, candidate, baseline, priors)
-            verdict = replace(verdict, clauses=(*clauses, *log_clauses), validity=validity)
         if not quick:
             switches.add_check(verdict.to_json(), user=user)
     return verdict
@@ -107,7 +109,7 @@ def _check_log(
     shadow = next((name for name, policy in SHADOWS.items() if policy == candidate), None)
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
     has_same_schema = _logged_with_current_features(home, baseline)
-    shadow_clause = operations_clause(shadow or candidate, counts, has_same_schema=has_same_schema)
+    shadow_clause = operations_clause(candidate, shadow, counts, has_same_schema=has_same_schema)
     # Without `scales`: only the composite, which is in the log.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity

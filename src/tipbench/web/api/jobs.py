@@ -21,7 +21,7 @@ from tipbench.jobs.progress import ProgressSnapshot
 from tipbench.jobs.store import JobFilter, Submitted
 from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig
 from tipbench.record.events import event_json
-from tipbench.record.plan_check import plan_json
+from tipbench.record.plan import plan_json
 from tipbench.web.api.models import (
     COMMON_ERRORS,
     EXPERIMENT_ERRORS,
@@ -284,7 +284,12 @@ def log(
     },
 )
 def events(
-    job_id: JobPath, request: Request, who: Admin, panel: PanelState, after: Cursor = None, last: LastEventId = None
+    job_id: JobPath,
+    request: Request,
+    who: Admin,
+    panel: PanelState,
+    after: Cursor = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """Stream the job's events as server-sent events.
 
@@ -295,8 +300,8 @@ def events(
     To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
     progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
     """
-    if last is not None and last.isascii() and last.isdigit():
-        after = int(last)  # a reconnecting browser sends both, and the header is newer
+    if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
+        after = int(last_event_id)  # a reconnecting browser sends both, and the header is newer
     cookie = session_cookie(request)
     return EventStreamResponse(
         panel.streams,
@@ -330,7 +335,7 @@ class JobFrames:
         self._snapshot = ProgressSnapshot()
         self._sent_job: dict[str, Any] = {}  # job JSON that was sent last
 
-    def begin(self) -> bytes:
+    def first_frame(self) -> bytes:
         """Return the snapshot frame."""
         self._sent_job = self._refresh_job()
         progress = self._service.progress
@@ -338,7 +343,7 @@ class JobFrames:
         body = {**self._sent_job, "progress": self._snapshot.progress.to_json(), "cursor": self._snapshot.cursor}
         return f"retry: {RETRY_MS}\n".encode() + frame("snapshot", body, self._snapshot.cursor)
 
-    def more(self) -> tuple[bytes, bool]:
+    def next_frames(self) -> tuple[bytes, bool]:
         """Return the frames of new events, and whether the job has ended and all events were returned."""
         # Read the job first: if it has ended by now, the events read next are the last ones.
         current_job = self._refresh_job()
@@ -396,10 +401,10 @@ async def _stream(
     limits: StreamLimits, job_frames: JobFrames, request: Request, is_authorised: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     try:
-        yield await run_in_threadpool(job_frames.begin)
+        yield await run_in_threadpool(job_frames.first_frame)
         next_heartbeat = time.monotonic() + limits.heartbeat_s
         while not await request.is_disconnected():
-            frames, ended = await run_in_threadpool(job_frames.more)
+            frames, ended = await run_in_threadpool(job_frames.next_frames)
             if frames:
                 yield frames
             if ended:

@@ -166,7 +166,7 @@ def status(experiment: ExperimentPath, panel: PanelState, store: Store) -> Judgi
 
 _BATCHES_PATH = "/api/bench/judge/{experiment:path}/batches"
 batch_router = APIRouter(prefix=_BATCHES_PATH, tags=["judge"], dependencies=[JUDGES_TOO], responses=_RESPONSES)
-decision_router = APIRouter(prefix=_BATCHES_PATH, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
+held_batch_router = APIRouter(prefix=_BATCHES_PATH, tags=["judge"], dependencies=[ADMINS_ONLY], responses=_RESPONSES)
 
 _ID_PATTERN = "^[0-9a-f]{1,64}$"
 SheetPath = Annotated[str, Path(pattern=_ID_PATTERN, description="The batch's sheet.", examples=["3f9a1c0b7e52"])]
@@ -307,7 +307,7 @@ def reopen(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Ba
     return batches.reopen(who, sheet, experiment=experiment)
 
 
-@decision_router.post(
+@held_batch_router.post(
     "/{sheet}/accept",
     summary="Accept a held batch",
     openapi_extra=_ACCEPT_BODY,
@@ -324,7 +324,7 @@ def accept(
     return batches.accept(who, sheet, body.reason, experiment=experiment)
 
 
-@decision_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN_BODY)
+@held_batch_router.post("/{sheet}/return", summary="Return a held batch", openapi_extra=_RETURN_BODY)
 def send_back(
     experiment: ExperimentPath,
     sheet: SheetPath,

@@ -414,55 +414,6 @@ class Readiness(Shape):
     mlflow: Literal["answers", "none yet"]
 
 
-# By status: example code, example path and description. Where a real response has the path null, the example has "":
-# FastAPI removes nulls from the OpenAPI document.
-_ERROR_DOCS = {
-    400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
-    401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),
-    403: (
-        "csrf",
-        "header.x-csrf-token",
-        "The role is not allowed to do this, or a change with a session cookie has no CSRF token.",
-    ),
-    404: ("not_found", "path.experiment", "Not found."),
-    409: (
-        "not_enough_data",
-        "path.experiment",
-        "Conflict: too little data, a resource is in use, or scores are not comparable.",
-    ),
-    413: ("too_large", "body", "The body is too large."),
-    422: ("invalid", "body.n_tips", "A value is invalid; `path` is its location."),
-    429: (
-        "too_many_attempts",
-        "header.authorization",
-        "Too many invalid tokens or concurrent requests; see Retry-After.",
-    ),
-    500: ("internal", "", "Internal error; the log has the details under the request id."),
-    502: ("mlflow_refused", "", "Invalid response from MLflow or Ollama."),
-    503: ("mlflow_away", "", "MLflow or Ollama is unavailable; see Retry-After."),
-}
-
-
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entries for a route's error responses."""
-    documented: dict[int | str, dict[str, Any]] = {}
-    for status in statuses:
-        code, path, description = _ERROR_DOCS[status]
-        example = {"error": {"code": code, "message": description, "path": path}}
-        content = {"application/json": {"example": example}}
-        documented[status] = {"model": ErrorAnswer, "description": description, "content": content}
-    return documented
-
-
-def text_response(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entry for a successful response that is text, not JSON."""
-    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
-
-
-COMMON_ERRORS = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
-EXPERIMENT_ERRORS = error_responses(404, 409, 502, 503)  # of every route that reads an experiment
-
-
 class SimulationShape(Shape):
     run_id: str = Field(description="The simulation's run in the MLflow experiment `tip-sim`.")
     config: dict[str, Any] = Field(description="World, users, rounds, seeds, policies, baseline and ablation.")
@@ -604,3 +555,52 @@ class HookShape(Shape):
     looked: str | None = Field(description="Time of the last check for pending cells.")
     problem: str | None = Field(description="Error of the last check.")
     queued: int = Field(description="Deliveries waiting for their first or next attempt.")
+
+
+# By status: example code, example path and description. Where a real response has the path null, the example has "":
+# FastAPI removes nulls from the OpenAPI document.
+_ERROR_DOCS = {
+    400: ("host_refused", "header.host", "The request is invalid, or its Host is not allowed."),
+    401: ("unauthorised", "header.authorization", "The token is missing, invalid, expired or revoked."),
+    403: (
+        "csrf",
+        "header.x-csrf-token",
+        "The role is not allowed to do this, or a change with a session cookie has no CSRF token.",
+    ),
+    404: ("not_found", "path.experiment", "Not found."),
+    409: (
+        "not_enough_data",
+        "path.experiment",
+        "Conflict: too little data, a resource is in use, or scores are not comparable.",
+    ),
+    413: ("too_large", "body", "The body is too large."),
+    422: ("invalid", "body.n_tips", "A value is invalid; `path` is its location."),
+    429: (
+        "too_many_attempts",
+        "header.authorization",
+        "Too many invalid tokens or concurrent requests; see Retry-After.",
+    ),
+    500: ("internal", "", "Internal error; the log has the details under the request id."),
+    502: ("mlflow_refused", "", "Invalid response from MLflow or Ollama."),
+    503: ("mlflow_away", "", "MLflow or Ollama is unavailable; see Retry-After."),
+}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entries for a route's error responses."""
+    documented: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        code, path, description = _ERROR_DOCS[status]
+        example = {"error": {"code": code, "message": description, "path": path}}
+        content = {"application/json": {"example": example}}
+        documented[status] = {"model": ErrorAnswer, "description": description, "content": content}
+    return documented
+
+
+def text_response(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entry for a successful response that is text, not JSON."""
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string"}}}}}
+
+
+COMMON_ERRORS = error_responses(400, 401, 403, 413, 422, 429, 500)  # of every route that requires authentication
+EXPERIMENT_ERRORS = error_responses(404, 409, 502, 503)  # of every route that reads an experiment

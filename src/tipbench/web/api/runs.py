@@ -73,8 +73,8 @@ def find_experiments(
 ) -> ExperimentsPage:
     """Return a page of experiments; empty if MLflow has never been used."""
     try:
-        with panel.mlflow.connected() as tracking:
-            return panel.queries.experiments(tracking.store, name_contains, limit=limit, after=after)
+        with panel.mlflow.connected() as mlflow:
+            return panel.queries.experiments(mlflow.store, name_contains, limit=limit, after=after)
     except NotEnoughData:
         return ExperimentsPage()
 

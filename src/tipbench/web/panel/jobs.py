@@ -326,7 +326,7 @@ def jobs_page(
 
 @router.get("/jobs/{job_id}")
 def job_page(request: Request, panel: PanelState, job_id: JobPath) -> HTMLResponse:
-    return _page(request, panel, job_id)
+    return _render_job(request, panel, job_id)
 
 
 @router.get("/jobs/{job_id}/live")
@@ -341,7 +341,7 @@ def cancel_job(request: Request, panel: PanelState, job_id: JobPath) -> Response
     try:
         panel.jobs.cancel(job_id)
     except JobConflict as exc:
-        return _page(request, panel, job_id, error=str(exc), status=409)
+        return _render_job(request, panel, job_id, error=str(exc), status=409)
     return RedirectResponse(f"/jobs/{job_id}", status_code=303)
 
 
@@ -351,13 +351,15 @@ def retry(request: Request, panel: PanelState, admin: Admin, job_id: JobPath, fo
     try:
         submitted = retry_job(panel, job_id, started_by=admin.name, idempotency_key=form.fields.get("key") or None)
     except JobConflict as exc:
-        return _page(request, panel, job_id, error=str(exc), status=409)
+        return _render_job(request, panel, job_id, error=str(exc), status=409)
     except WebError as exc:
-        return _page(request, panel, job_id, error=str(exc), status=exc.status)
+        return _render_job(request, panel, job_id, error=str(exc), status=exc.status)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
-def _page(request: Request, panel: Panel, job_id: str, *, error: str | None = None, status: int = 200) -> HTMLResponse:
+def _render_job(
+    request: Request, panel: Panel, job_id: str, *, error: str | None = None, status: int = 200
+) -> HTMLResponse:
     context = _job_context(panel, job_id)
     return page(
         request,

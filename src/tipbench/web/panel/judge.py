@@ -178,15 +178,15 @@ def judge_page(request: Request, judge: Judge, panel: PanelState, experiment: Na
     """Show a form for the experiment's name. With a name, also show its batches, sheet download and sheet upload."""
     name = experiment.strip()
     if not name:
-        return _judge_page(request, judge, name)
+        return _render_judge_page(request, judge, name)
     try:
-        with panel.mlflow.connected() as tracking:
-            error = _experiment_error(tracking.store, name)
+        with panel.mlflow.connected() as mlflow:
+            error = _experiment_error(mlflow.store, name)
     except MlflowUnavailable:
         if not _own_batches(request, judge, name):
             raise
-        return _judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
-    return _judge_page(request, judge, name, error=error)
+        return _render_judge_page(request, judge, name, mlflow_unavailable=True)  # open batches do not require MLflow
+    return _render_judge_page(request, judge, name, error=error)
 
 
 @limited_router.post("/judge/batches")
@@ -199,9 +199,9 @@ def open_batch(request: Request, judge: Judge, panel: PanelState, form: SentForm
     try:
         opened = batch_service_of(request.app).open(judge, name, kind=Kind(kind))
     except (Invalid, NotFound):  # only the experiment can be invalid or missing here
-        return _judge_page(request, judge, name, error=_experiment_error(panel.mlflow.open().store, name))
+        return _render_judge_page(request, judge, name, error=_experiment_error(panel.mlflow.open().store, name))
     except NotEnoughData as exc:
-        return _judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
+        return _render_judge_page(request, judge, name, errors_by_field={"batch": str(exc)}, status=409)
     return RedirectResponse(f"/judge/batches/{opened.batch.sheet}", status_code=303)
 
 
@@ -211,19 +211,16 @@ def fetch_sheet(request: Request, judge: Judge, panel: PanelState, store: Store,
     fields = form.fields
     name = fields.get("experiment", "").strip()
     if error := _experiment_error(store, name):
-        return _judge_page(request, judge, name, error=error)
-    options = {"format": "json"}
-    for key in ("format", "limit"):
-        if text := fields.get(key, "").strip():
-            options[key] = text
+        return _render_judge_page(request, judge, name, error=error)
+    options = {key: text for key in ("format", "limit") if (text := fields.get(key, "").strip())}
     try:
         sheet_request = parse_sheet_request(options, _as_judge(judge), panel.permissions)
         with panel.mlflow.judging_lock():
             stored = get_or_export_sheet(store, name, sheet_request)
     except Invalid as exc:
-        return _judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
+        return _render_judge_page(request, judge, name, errors_by_field=form_errors(exc), status=422)
     except NotEnoughData as exc:
-        return _judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
+        return _render_judge_page(request, judge, name, errors_by_field={"sheet": str(exc)}, status=409)
     return sheet_response(stored, sheet_request)
 
 
@@ -271,7 +268,7 @@ def outcome(request: Request, upload_id: UploadId, judge: Judge, experiment: Nam
     return _sheet_page(request, judge, upload, upload.outcome, is_preview=False)
 
 
-def _judge_page(
+def _render_judge_page(
     request: Request,
     judge: Identity,
     experiment: str,
@@ -283,10 +280,6 @@ def _judge_page(
 ) -> HTMLResponse:
     exists = bool(experiment) and error is None
     batches = _own_batches(request, judge, experiment) if exists else []
-    open_batches = [batch for batch in batches if batch.status == "open" and batch.kind == "sheet"]
-    scores_per_batch = None
-    if exists and not mlflow_unavailable:
-        scores_per_batch = _scores_per_batch(request, experiment)
     return page(
         request,
         "judge.html",
@@ -298,9 +291,9 @@ def _judge_page(
         errors=errors_by_field or {},
         mlflow_unavailable=mlflow_unavailable,
         answers_per_batch=DEFAULT_ANSWERS,
-        scores_per_batch=scores_per_batch,
+        scores_per_batch=_scores_per_batch(request, experiment) if exists and not mlflow_unavailable else None,
         batches=batches[:_MAX_BATCHES],
-        open_batch=open_batches[0] if open_batches else None,
+        open_batch=next((batch for batch in batches if batch.status == "open" and batch.kind == "sheet"), None),
         held=[batch for batch in batches if batch.status == "held"],
     )
 
@@ -331,10 +324,10 @@ def _preview_upload(
     request: Request, panel: Panel, store: RunStore, judge: Identity, name: str, file: UploadedFile
 ) -> Response:
     if error := _experiment_error(store, name):
-        return _judge_page(request, judge, name, error=error)
+        return _render_judge_page(request, judge, name, error=error)
     if not file.content:
         error = "Choose the filled sheet: the JSON or CSV file you downloaded here."
-        return _judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
+        return _render_judge_page(request, judge, name, errors_by_field={"file": error}, status=422)
     # With judge=None, a judge applies under the token's own name.
     options = ApplyOptions.of(_as_judge(judge), judge=None, accept=None, dry_run=True)
     try:

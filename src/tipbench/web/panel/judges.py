@@ -60,18 +60,6 @@ _STATUS_ORDER = {"held": 0, "open": 1}  # held batches wait for an admin
 Skips = Sequence[Mapping[str, Any]]  # the skipped items of a batch
 
 
-@dataclass(frozen=True)
-class JudgeBatches:
-    """A judge's batches."""
-
-    judge: str
-    count: Mapping[str, int]  # of batches, by status
-    skipped: int  # items
-    minutes_per_item: float | None  # median over the submitted items
-    batches: tuple[tuple[BatchShape, Skips], ...]
-    left_out: int  # closed batches not listed
-
-
 def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
 
@@ -83,8 +71,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
         sheets = [
             each for each in judging.history if each.judge == status.judge and each.provisional == status.provisional
         ]
-        latest_drift = sheets[-1].drift if sheets else None
-        drift = latest_drift or {}
+        drift = (sheets[-1].drift if sheets else None) or {}  # of the latest sheet
         scales = []
         for scale in drift.get("scales", ()):
             points = drift_points(sheets, status.judge, scale["scale"], provisional=status.provisional)
@@ -150,7 +137,7 @@ def all_sheets(judging: JudgingStatus) -> list[SheetSummary]:
 
 def batch_views(
     newest_first: Iterable[BatchShape], skips: Callable[[str], Skips], minutes_per_item: Mapping[str, float]
-) -> list[JudgeBatches]:
+) -> list[dict[str, Any]]:
     """Group batches by judge. Judges with held batches come first, then those with open ones."""
     by_judge: dict[str, list[BatchShape]] = {}
     for batch in sorted(newest_first, key=_status_order):
@@ -162,14 +149,14 @@ def batch_views(
         count = Counter[str](batch.status for batch in batches)
         listed = batches[: count["held"] + count["open"] + MAX_CLOSED]  # closed batches come last
         views.append(
-            JudgeBatches(
-                judge,
-                count,
-                skipped=sum(batch.skipped for batch in batches),
-                minutes_per_item=minutes_per_item.get(judge),
-                batches=tuple((batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed),
-                left_out=len(batches) - len(listed),
-            )
+            {
+                "judge": judge,
+                "count": count,  # of batches, by status
+                "skipped": sum(batch.skipped for batch in batches),  # items
+                "minutes_per_item": minutes_per_item.get(judge),
+                "batches": [(batch, skips(batch.sheet) if batch.skipped else ()) for batch in listed],
+                "left_out": len(batches) - len(listed),  # closed batches
+            }
         )
     return views
 
@@ -296,7 +283,7 @@ class JudgesForm:
     request: Request
     experiment: str
     fields: Mapping[str, str]
-    who: Identity
+    admin: Identity
     panel: Panel
     store: RunStore
 
@@ -339,10 +326,10 @@ class JudgesForm:
 
 
 def judges_form(
-    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
+    request: Request, experiment: ExperimentPath, form: SentForm, admin: Admin, panel: PanelState, store: Store
 ) -> JudgesForm:
     """Return the sent form."""
-    return JudgesForm(request, experiment, form.fields, who, panel, store)
+    return JudgesForm(request, experiment, form.fields, admin, panel, store)
 
 
 SentJudgesForm = Annotated[JudgesForm, Depends(judges_form)]
@@ -359,7 +346,7 @@ def export(form: SentJudgesForm) -> Response:
             options["overlap"] = overlap  # the validation below reports it
     options |= {name: True for name in _EXPORT_CHECKBOXES if name in form.fields}
     try:
-        sheet_request = parse_sheet_request(options, form.who, form.panel.permissions)
+        sheet_request = parse_sheet_request(options, form.admin, form.panel.permissions)
         stored = get_or_export_sheet(form.store, form.experiment, sheet_request)
     except (Invalid, NotEnoughData) as exc:
         return form.failed("export", exc)
@@ -373,11 +360,11 @@ def accept(form: SentJudgesForm) -> Response:
     batch_service = batch_service_of(form.request.app)
     try:
         reason = form.text("reason")
-        if _is_batch(batch_service, form.who, sheet, form.experiment):
-            batch_service.accept(form.who, sheet, reason, form.experiment)
+        if _is_batch(batch_service, form.admin, sheet, form.experiment):
+            batch_service.accept(form.admin, sheet, reason, form.experiment)
         else:
             with form.panel.mlflow.judging_lock():
-                accept_drift(form.store, form.experiment, sheet, reason, form.who)
+                accept_drift(form.store, form.experiment, sheet, reason, form.admin)
     except _DECISION_ERRORS as exc:
         return form.failed("accept", exc)
     return form.done("accepted", sheet)
@@ -388,7 +375,7 @@ def send_back(form: SentJudgesForm) -> Response:
     """Return a held batch to its judge with a note."""
     sheet = form.fields.get("sheet", "")
     try:
-        batch_service_of(form.request.app).send_back(form.who, sheet, form.text("note"), form.experiment)
+        batch_service_of(form.request.app).send_back(form.admin, sheet, form.text("note"), form.experiment)
     except _DECISION_ERRORS as exc:
         return form.failed("return", exc)
     return form.done("returned", sheet)
@@ -403,15 +390,15 @@ def run_judge(form: SentJudgesForm) -> Response:
         judge = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
     try:
         options = validate_part(JudgeRunRequest, {"with": judge}, "body")
-        started = start_judge(form.panel, form.experiment, options, started_by=form.who.name, idempotency_key=key)
+        started = start_judge(form.panel, form.experiment, options, started_by=form.admin.name, idempotency_key=key)
     except (WebError, TipbenchError) as exc:
         return form.failed("run", exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)
 
 
-def _is_batch(batch_service: BatchService, who: Identity, sheet: str, experiment: str) -> bool:
+def _is_batch(batch_service: BatchService, admin: Identity, sheet: str, experiment: str) -> bool:
     try:
-        batch_service.get_own(who, sheet, experiment)
+        batch_service.get_own(admin, sheet, experiment)
     except NotFound:
         return False
     except Forbidden:  # another judge's batch

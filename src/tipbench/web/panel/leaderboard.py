@@ -63,7 +63,7 @@ _IMMUTABLE = "private, max-age=31536000, immutable"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Select:
     """A select field. Its first option has an empty value: nothing is selected."""
 
     id: str
@@ -74,20 +74,20 @@ class Choice:
 
 
 def options_of(url: BoardUrl, board: Leaderboard | None, available: Facets, judging: JudgingStatus) -> dict[str, Any]:
-    """Return the page's forms with their current values. Each form sends the other forms' values as hidden fields."""
+    """Return the options above the board, in forms. Each form sends the other forms' values as hidden fields."""
     query = url.query
-    judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
-    if query.judge is not None and query.judge not in judge_names:
-        judge_names.append(query.judge)
     filters = list(_filters(query, available))
     filter_keys = {each.id for each in filters}
     hidden_where = tuple(("where", f"{key}={value}") for key, value in query.where if key not in filter_keys)
+    judge_names = [each.judge for each in judging.judges if not each.provisional and each.cells]
+    if query.judge is not None and query.judge not in judge_names:
+        judge_names.append(query.judge)
     if len(judge_names) > 1 or query.judge is not None:
         judge_options = select_options("all judges", judge_names)
-        filters.append(Choice(id="judge", name="judge", label="Judge", options=judge_options, value=query.judge or ""))
+        filters.append(Select(id="judge", name="judge", label="Judge", options=judge_options, value=query.judge or ""))
     rows = [row_text(standing.pair, board.by) for standing in (*board.standings, *board.references)] if board else []
     row_options = select_options("none", rows)
-    baseline = Choice(id="baseline", name="baseline", label="Baseline", options=row_options, value=baseline_text(query))
+    baseline = Select(id="baseline", name="baseline", label="Baseline", options=row_options, value=baseline_text(query))
     return {
         "baseline": baseline if len(rows) > 1 else None,
         "baseline_hidden": url.hidden_fields(without=("baseline",)),
@@ -121,29 +121,29 @@ def _excludable(available: Facets) -> list[tuple[str, list[tuple[str, str]]]]:
     return [(label, choices) for label, choices in (("Models", models), ("Prompts", prompts)) if len(choices) > 1]
 
 
-def _filters(query: BoardQuery, available: Facets) -> Iterable[Choice]:
+def _filters(query: BoardQuery, available: Facets) -> Iterable[Select]:
     selected = dict(query.where)
     personas = [(each, _short(each)) for each in available.personas]
     suites = [(each, _short(each)) for each in available.suites]
     conditions = [(each, f"{_short(each)} ({n} cells)") for each, n in available.conditions]
     if len(personas) > 1 or (personas and _PERSONA in selected):
-        yield _where_choice(_PERSONA, "Persona", personas, selected.get(_PERSONA))
+        yield _where_select(_PERSONA, "Persona", personas, selected.get(_PERSONA))
     if len(suites) > 1:
-        yield _where_choice(_SUITE, "Suite", suites, selected.get(_SUITE))
+        yield _where_select(_SUITE, "Suite", suites, selected.get(_SUITE))
     if len(conditions) > 1:
-        yield _where_choice(_CONDITIONS, "Conditions", conditions, selected.get(_CONDITIONS), empty_label="the newest")
+        yield _where_select(_CONDITIONS, "Conditions", conditions, selected.get(_CONDITIONS), empty_label="the newest")
 
 
-def _where_choice(
+def _where_select(
     key: str, label: str, values: Iterable[tuple[str, str]], selected: str | None, empty_label: str = "all"
-) -> Choice:
+) -> Select:
     options = [("", empty_label), *((f"{key}={value}", value_label) for value, value_label in values)]
     selected_option = ""
     if selected is not None:
         selected_option = f"{key}={selected}"
         if selected_option not in dict(options):  # no run has it
             options.append((selected_option, _short(selected)))
-    return Choice(id=key, name="where", label=label, options=tuple(options), value=selected_option)
+    return Select(id=key, name="where", label=label, options=tuple(options), value=selected_option)
 
 
 def select_options(empty_label: str, values: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from tipbench.compare.answers import read_answers
-from tipbench.compare.cells import BoardCells
-from tipbench.compare.leaderboard import COMPOSITE, Leaderboard
+from tipbench.compare.cells import COMPOSITE, BoardCells
+from tipbench.compare.leaderboard import Leaderboard
 from tipbench.compare.matrix import Pair
 from tipbench.compare.report import state_of
 from tipbench.compare.standings import MAX_NAME_CHARS
@@ -168,8 +168,8 @@ def scenarios_page(
         has_repeats=len({answer.repeat for _, answer in answers}) > 1,
         row=rows[position],
         number=position + 1,
-        before=scenarios[position - 1] if position else None,
-        after=scenarios[position + 1] if position + 1 < len(scenarios) else None,
+        previous=scenarios[position - 1] if position else None,
+        next=scenarios[position + 1] if position + 1 < len(scenarios) else None,
     )
 
 

@@ -96,7 +96,7 @@ SentForm = Annotated[Parts, Depends(read_parts)]  # read after the router's depe
 
 
 @dataclass(frozen=True)
-class Chip:
+class JobsLink:
     """Link in the page header to the running or queued jobs."""
 
     text: str
@@ -121,10 +121,10 @@ def page(
 def render(request: Request, name: str, /, **context: Any) -> str:
     """Render a template to HTML."""
     identity: Identity | None = getattr(request.state, "identity", None)
-    chip: Chip | None = None
+    link: JobsLink | None = None
     if identity is not None and not identity.is_judge:
-        with suppress(TipbenchError):  # the chip must not fail the page, which may be the error page
-            chip = jobs_chip(request)
+        with suppress(TipbenchError):  # the link must not fail the page, which may be the error page
+            link = jobs_link(request)
     first_part, _, _ = request.scope["path"].strip("/").partition("/")
     mlflow_url = context.get("mlflow_url")
     is_web_url = isinstance(mlflow_url, str) and mlflow_url.startswith(("http://", "https://"))
@@ -137,7 +137,7 @@ def render(request: Request, name: str, /, **context: Any) -> str:
         "section": first_part or "experiments",
         "csrf_token": csrf_of(request),
         "csrf_header": CSRF_HEADER,
-        "chip": chip,
+        "jobs_link": link,
     }
     return environment().get_template(name).render(values)
 
@@ -157,15 +157,15 @@ def form_errors(exc: Invalid) -> dict[str, str]:
     return {field: str(exc).removeprefix(f"body.{field}: ")}
 
 
-def jobs_chip(request: Request) -> Chip | None:
-    """Return the chip with the number of running jobs, or of queued jobs if none is running; None without either."""
+def jobs_link(request: Request) -> JobsLink | None:
+    """Return the link with the number of running jobs, or of queued jobs if none is running; None without either."""
     jobs = panel_of(request).jobs.store.in_states({JobState.RUNNING, JobState.QUEUED}, limit=_MAX_COUNTED_JOBS)
     running = [job for job in jobs if job.state is JobState.RUNNING]
     counted, state = (running, "running") if running else (jobs, "queued")
     if not counted:
         return None
     url = f"/jobs/{counted[0].id}" if len(counted) == 1 else f"/jobs?state={state}"
-    return Chip(f"{len(counted)} {state}", url, state)
+    return JobsLink(f"{len(counted)} {state}", url, state)
 
 
 def here(request: Request, **changes: object) -> str:
@@ -249,8 +249,8 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     code = str(error["code"])
     identity: Identity | None = getattr(request.state, "identity", None)
     if identity is None and "authorization" not in request.headers:
-        # No route matched, it needs no login, or `admit_request` refused the request: there may still be a session. As
-        # in `authenticate`, its cookie counts only without an Authorization header.
+        # The request was not authenticated: no route matched, the route needs no login, or `admit_request` refused the
+        # request. It may still have a session. As in `authenticate`, a cookie counts only without this header.
         identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
         request.state.identity = identity
     links = []

@@ -28,12 +28,12 @@ from tipbench.web.board_query import (
     tidy_url,
 )
 from tipbench.web.deps import PanelState, Store
-from tipbench.web.panel.leaderboard import Choice, load_board, select_options
+from tipbench.web.panel.leaderboard import Select, load_board, select_options
 from tipbench.web.panel.pages import here, page
 from tipbench.web.queries import experiment_path, get_experiment
 
 PAGE_SIZE = 20  # scenarios
-EXPANDED = 3  # the first scenarios of each page
+EXPANDED_SCENARIOS = 3  # at the top of each page
 Order = Literal["losses", "wins", "name"]
 ORDERS: tuple[tuple[Order, str], ...] = (("losses", "Losses first"), ("wins", "Wins first"), ("name", "By name"))
 _ROLES: Mapping[OtherRole, str] = {
@@ -84,7 +84,7 @@ def pair_page(
         role=_ROLES[view.other.role] if view.other else None,
         swapped_url=url.pair(view.other.standing.pair) if view.other else None,
         summary=_summary(view),
-        against=Choice(
+        against=Select(
             id="against",
             name="baseline",  # the URL parameter
             label="Against",
@@ -94,7 +94,7 @@ def pair_page(
         hidden=[*url.hidden_fields(without=("baseline",)), ("model", model), ("prompt", prompt), ("order", order)],
         orders=[(label, here(request, order=key, page=None), key == order) for key, label in ORDERS],
         compared=[
-            {"comparison": each, **outcome_text(each), "open": position < EXPANDED}
+            {"comparison": each, **outcome_text(each), "open": position < EXPANDED_SCENARIOS}
             for position, each in enumerate(on_page)
         ],
         rows_are_groups=view.board.by is not None,  # models or prompts are ranked, so each answer shows its pair

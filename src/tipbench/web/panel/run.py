@@ -311,7 +311,7 @@ def run_page(
         note=run_note(run),
         notices=list(notices(run, stale=related.stale)),
         groups=groups(run) if is_cell else [],
-        measures=format_metrics(run["metrics"]),
+        metrics=format_metrics(run["metrics"]),
         params=shown_params(run, with_key=key == "shown"),
         answer=answer_view(run) if is_cell else None,
         # None if the scenario has changed or its suite is not available
@@ -324,8 +324,8 @@ def run_page(
         has_key=KEY in run["texts"],
         key_shown=key == "shown",
         evidence=memory_evidence(collect_run),
-        tries=related.other_attempts[:_MAX_OTHER_RUNS],
-        builds=related.other_versions[:_MAX_OTHER_RUNS],
+        other_attempts=related.other_attempts[:_MAX_OTHER_RUNS],
+        other_versions=related.other_versions[:_MAX_OTHER_RUNS],
         by_time=filters.sort == RunFilters().sort,  # the default is by time
         neighbours=queries.neighbours(filters, run_id),
         query=filter_query,

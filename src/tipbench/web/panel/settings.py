@@ -106,7 +106,7 @@ def settings_page(
     request: Request, panel: PanelState, admin: Admin, revoked: str | None = None, tested: str | None = None
 ) -> HTMLResponse:
     """Show the tokens, the webhook and the configuration."""
-    return _page(request, panel, admin, revoked=revoked, tested=tested)
+    return _render_settings(request, panel, admin, revoked=revoked, tested=tested)
 
 
 @router.post("/settings/tokens")
@@ -116,12 +116,12 @@ def create_token(request: Request, panel: PanelState, admin: Admin, form: SentFo
     try:
         token_request = tokens.validate_token_request(fields)
     except Invalid as exc:
-        return _page(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
+        return _render_settings(request, panel, admin, values=fields, errors=form_errors(exc), status=422)
     submitted_forms: SubmittedForms = request.app.state.submitted_forms
     form_id = form.fields.get("once", "")
     if not submitted_forms.first_time(form_id):
-        return _page(request, panel, admin, repeated=token_request.name, status=409)
-    return _page(request, panel, admin, made=tokens.create(token_request, panel), status=201)
+        return _render_settings(request, panel, admin, repeated=token_request.name, status=409)
+    return _render_settings(request, panel, admin, made=tokens.create(token_request, panel), status=201)
 
 
 @router.post("/settings/tokens/{token_id}/revoke")
@@ -138,7 +138,7 @@ def test_hook(webhook: hook.WebhookParam) -> Response:
     return RedirectResponse(f"/settings?tested={delivery.id}#webhook", status_code=303)
 
 
-def _page(
+def _render_settings(
     request: Request, panel: Panel, admin: Identity, *, status: int = 200, revoked: str | None = None, **more: Any
 ) -> HTMLResponse:
     newest_first = tokens.tokens(panel).items[::-1]

@@ -35,7 +35,7 @@ _EXPIRED = "This upload has expired: uploads are kept for an hour or until a res
 
 @router.post(_PATH)
 def upload_sheet(
-    request: Request, experiment: ExperimentPath, form: SentForm, who: Admin, panel: PanelState, store: Store
+    request: Request, experiment: ExperimentPath, form: SentForm, admin: Admin, panel: PanelState, store: Store
 ) -> Response:
     """Store an uploaded sheet and redirect to its preview."""
     get_experiment(store, experiment)
@@ -45,27 +45,29 @@ def upload_sheet(
         error = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": error})
     try:
-        ApplyOptions.of(who, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
+        ApplyOptions.of(admin, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
     except Invalid as exc:
         error = str(exc).removeprefix("query.judge takes ")  # the start names the API's parameter
         # `filled_by` is the id of the form field `judge`.
         return judges_response(request, experiment, panel, store, status=422, errors={"filled_by": error})
-    upload = uploads_of(request.app).add(who.token_id, experiment, file.name, file.content, judge, quota=quota_of(who))
+    upload = uploads_of(request.app).add(
+        admin.token_id, experiment, file.name, file.content, judge, quota=quota_of(admin)
+    )
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
 @router.get(_PATH + "/{upload_id}", dependencies=[LIMIT_FILLED_SHEETS])
 def preview(
-    request: Request, experiment: ExperimentPath, upload_id: _UploadId, who: Admin, store: Store
+    request: Request, experiment: ExperimentPath, upload_id: _UploadId, admin: Admin, store: Store
 ) -> HTMLResponse:
     """Show the changes an upload would make, or the result once it has been applied."""
     get_experiment(store, experiment)
-    upload = uploads_of(request.app).find(upload_id, who.token_id, experiment)
+    upload = uploads_of(request.app).find(upload_id, admin.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
+        return _render_import(request, experiment, upload=None, status=404, error=_EXPIRED)
     if upload.outcome is not None:
-        return _page(request, experiment, upload, outcome=upload.outcome)
-    return _preview_page(request, upload, who, store)
+        return _render_import(request, experiment, upload, outcome=upload.outcome)
+    return _preview_page(request, upload, admin, store)
 
 
 @router.post(_PATH + "/{upload_id}", dependencies=[LIMIT_FILLED_SHEETS])
@@ -74,48 +76,48 @@ def confirm(
     experiment: ExperimentPath,
     upload_id: _UploadId,
     form: SentForm,
-    who: Admin,
+    admin: Admin,
     panel: PanelState,
     store: Store,
 ) -> Response:
     """Apply the previewed upload; repeated requests have no effect."""
     get_experiment(store, experiment)
     uploads = uploads_of(request.app)
-    upload = uploads.find(upload_id, who.token_id, experiment)
+    upload = uploads.find(upload_id, admin.token_id, experiment)
     if upload is None:
-        return _page(request, experiment, upload=None, status=404, error=_EXPIRED)
+        return _render_import(request, experiment, upload=None, status=404, error=_EXPIRED)
     if form.fields.get("sha256") != upload.sha256:
         error = "The form refers to another file than the stored one. Check the preview again."
-        return _preview_page(request, upload, who, store, status=409, error=error)
+        return _preview_page(request, upload, admin, store, status=409, error=error)
     if upload.outcome is None:
         accept_reason = form.fields.get("reason", "").strip() or None
         final = "final" in form.fields
         try:
-            options = ApplyOptions.of(who, judge=upload.judge, accept=accept_reason, dry_run=False, final=final)
+            options = ApplyOptions.of(admin, judge=upload.judge, accept=accept_reason, dry_run=False, final=final)
             with panel.mlflow.judging_lock():
                 result = apply_sheet(store, experiment, parse_sheet(upload.content), options)
                 uploads.save_outcome(upload, result)
         except Invalid as exc:
-            return _preview_page(request, upload, who, store, status=exc.status, error=str(exc))
+            return _preview_page(request, upload, admin, store, status=exc.status, error=str(exc))
         except (LockHeld, SheetRefused) as exc:
-            return _preview_page(request, upload, who, store, status=409, error=str(exc))
+            return _preview_page(request, upload, admin, store, status=409, error=str(exc))
     return RedirectResponse(experiment_path(experiment, "judges", "import", upload.id), 303)
 
 
 def _preview_page(
-    request: Request, upload: Upload, who: Identity, store: RunStore, *, status: int = 200, error: str | None = None
+    request: Request, upload: Upload, admin: Identity, store: RunStore, *, status: int = 200, error: str | None = None
 ) -> HTMLResponse:
-    options = ApplyOptions.of(who, judge=upload.judge, accept=None, dry_run=True)
+    options = ApplyOptions.of(admin, judge=upload.judge, accept=None, dry_run=True)
     try:
         result = apply_sheet(store, upload.experiment, parse_sheet(upload.content), options)
     except SheetRefused as exc:
-        return _page(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
+        return _render_import(request, upload.experiment, upload, status=422, refused=refused_sheet(exc))
     except Invalid as exc:
-        return _page(request, upload.experiment, upload, status=422, error=str(exc))
-    return _page(request, upload.experiment, upload, status=status, previewed=result, error=error)
+        return _render_import(request, upload.experiment, upload, status=422, error=str(exc))
+    return _render_import(request, upload.experiment, upload, status=status, previewed=result, error=error)
 
 
-def _page(
+def _render_import(
     request: Request,
     experiment: str,
     upload: Upload | None,

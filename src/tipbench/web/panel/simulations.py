@@ -39,7 +39,7 @@ def simulations_page(request: Request, panel: PanelState) -> HTMLResponse:
 
 
 @router.post("/simulations")
-def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Response:
+def start(request: Request, panel: PanelState, admin: Admin, form: SentForm) -> Response:
     """Start a simulation and redirect to the page of its job, which shows the curves live."""
     values = {name: text for name in SimulationConfig.model_fields if (text := form.fields.get(name, "").strip())}
     try:
@@ -47,7 +47,7 @@ def start(request: Request, panel: PanelState, who: Admin, form: SentForm) -> Re
     except UsageError as exc:
         error = str(exc).removeprefix("--")  # the message starts with the option's name on the command line
         return _render_list(request, panel, values, form_error=error)
-    submitted = start_simulation(panel, config, started_by=who.name, idempotency_key=form.fields.get("key") or None)
+    submitted = start_simulation(panel, config, started_by=admin.name, idempotency_key=form.fields.get("key") or None)
     return RedirectResponse(f"/jobs/{submitted.job.id}", status_code=303)
 
 
@@ -56,8 +56,8 @@ def _render_list(
 ) -> HTMLResponse:
     mlflow_error, recorded = None, []
     try:
-        with panel.mlflow.connected() as tracking:
-            recorded = list(read_simulations(tracking.store, _MAX_RECORDED))
+        with panel.mlflow.connected() as mlflow:
+            recorded = list(read_simulations(mlflow.store, _MAX_RECORDED))
     except NotEnoughData:  # MLflow has never been used
         pass
     except TipbenchError as exc:

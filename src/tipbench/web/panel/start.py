@@ -23,7 +23,6 @@ from tipbench.generate.engine import (
     Availability,
     AvailableModel,
     EngineDependencies,
-    EngineType,
     available_models,
     build_engines,
     close_engines,
@@ -38,7 +37,7 @@ from tipbench.markup import NOTHING
 from tipbench.plan.collect_config import WAIT_FOR_JUDGE, CollectConfig, split_names
 from tipbench.plan.grid import choose_prompts
 from tipbench.plan.suite import builtin_suites, load_suite
-from tipbench.record.reader import experiments
+from tipbench.record.reader import list_experiments
 from tipbench.text import capitalized, file_size, parameter_count
 from tipbench.web.api.jobs import plan_of
 from tipbench.web.auth import ADMINS_ONLY
@@ -50,12 +49,13 @@ from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
-LISTS = ("models", "prompts")  # keys with several values: checkboxes, and a text field for other names
+LIST_KEYS = ("models", "prompts")  # with several values: checkboxes, and a text field for other names
 WHOLE_FORM = ""  # key of an error that belongs to no single field
 MAX_VALUE_CHARS = 4000
 _YES, _NO = "true", "false"
+_TRUE_TEXTS = ("true", "on", "1", "yes")  # in a URL or a submitted form
 
-Schema = Mapping[str, Any]
+Schema = Mapping[str, Any]  # JSON schema of the configuration, or of one key
 Values = Mapping[str, str]  # form values by configuration key; booleans are "true" and "false"
 
 
@@ -71,12 +71,12 @@ def merge_values(schema: Schema, values: Values, pairs: Iterable[tuple[str, Any]
         sent[key].append(_form_value(value).strip())
     merged = dict(values)
     for key, texts in sent.items():
-        if key in LISTS:
+        if key in LIST_KEYS:
             merged[key] = ",".join(split_names(",".join(texts)))
         elif key in merged:
             merged[key] = texts[-1]
-            if _is_boolean(schema, key):
-                merged[key] = _YES if texts[-1].lower() in ("true", "on", "1", "yes") else _NO
+            if _is_boolean(schema["properties"][key]):
+                merged[key] = _YES if texts[-1].lower() in _TRUE_TEXTS else _NO
     return merged
 
 
@@ -87,7 +87,7 @@ def check_values(permissions: OperatorPermissions, schema: Schema, values: Value
         key_schema = schema["properties"][key]
         if len(text) > MAX_VALUE_CHARS:
             errors[key] = f"At most {MAX_VALUE_CHARS} characters (got {len(text)})."
-        elif not text and key in LISTS:
+        elif not text and key in LIST_KEYS:
             errors[key] = "Choose at least one."
         elif not text and not _is_optional(key_schema):
             errors[key] = f"A value is required; the default is {_form_value(key_schema.get('default'))}."
@@ -109,7 +109,7 @@ def check_values(permissions: OperatorPermissions, schema: Schema, values: Value
 
 def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
     cause = exc.__cause__
-    if not isinstance(cause, ValidationError):
+    if not isinstance(cause, ValidationError):  # a forbidden value
         key = (exc.path or WHOLE_FORM).removeprefix("body.")
         return {key: str(exc)}
     errors: dict[str, str] = {}
@@ -124,8 +124,8 @@ def _errors_by_key(exc: Invalid | Forbidden, values: Values) -> dict[str, str]:
     return errors
 
 
-def _is_boolean(schema: Schema, key: str) -> bool:
-    return bool(schema["properties"][key].get("type") == "boolean")
+def _is_boolean(key_schema: Schema) -> bool:
+    return bool(key_schema.get("type") == "boolean")
 
 
 def _is_optional(key_schema: Schema) -> bool:
@@ -157,7 +157,7 @@ _Result = TypeVar("_Result")
 class OfferedModels:
     """The models that the form offers."""
 
-    models: tuple[AvailableModel, ...] = ()
+    models: tuple[AvailableModel, ...]
     error: str | None = None  # why Ollama's models are missing
     pending: bool = False  # Ollama has not responded yet
 
@@ -178,12 +178,12 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     """
     options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
-        config, is_valid = panel.permissions.config(options), True
+        config = panel.permissions.config(options)
     except (Forbidden, Invalid):  # the form reports the error
-        config, is_valid = panel.permissions.config({}), False
-    local = await run_in_threadpool(available_models, config, panel.settings.home, _engines(with_server=False))
-    if not is_valid:
+        defaults = panel.permissions.config({})
+        local = await run_in_threadpool(_models_of_engines, panel, defaults, with_server=False)
         return OfferedModels(local.models)
+    local = await run_in_threadpool(_models_of_engines, panel, config, with_server=False)
     key = ("ollama models", config.ollama_url, config.max_model_b, config.allow_unknown_size)
     served = await _cached_with_timeout(panel, key, lambda: _ollama_models(panel, config), wait_s)
     if served is None:
@@ -192,8 +192,10 @@ async def offered_models(panel: Panel, values: Values, wait_s: float) -> Offered
     return OfferedModels((*listed, *local.models), error=served.errors[0] if served.errors else None)
 
 
-def _engines(*, with_server: bool) -> list[EngineType]:
-    return [each for each in ENGINES.values() if bool(each.server) is with_server]
+def _models_of_engines(panel: Panel, config: CollectConfig, *, with_server: bool) -> Availability:
+    """Return the models of the engines with a server, or of those without one."""
+    engines = [each for each in ENGINES.values() if bool(each.server) is with_server]
+    return available_models(config, panel.settings.home, engines)
 
 
 def _fits_in_list(name: str) -> bool:
@@ -209,18 +211,18 @@ def _ollama_models(panel: Panel, config: CollectConfig) -> Availability:
             client.stream("GET", f"{url}/api/version") as response,
         ):
             read_body(response, limit=_MAX_RESPONSE_BYTES, deadline=time.monotonic() + OLLAMA_TIMEOUT_S)
-        return available_models(config, panel.settings.home, _engines(with_server=True))
+        return _models_of_engines(panel, config, with_server=True)
     except (httpx.HTTPError, httpx.InvalidURL, TipbenchError, OSError):
         error = f"Ollama at {strip_login(url)} does not respond."
         return Availability(errors=(f"{error} Start it (ollama serve), or choose models that run without it.",))
 
 
-async def experiment_names(panel: Panel) -> tuple[str, ...]:
+async def offered_experiments(panel: Panel) -> tuple[str, ...]:
     """Return the names of the experiments; empty if MLflow does not respond in time."""
 
     def read_names() -> tuple[str, ...]:
         try:
-            recorded = experiments(panel.mlflow.open().store)
+            recorded = list_experiments(panel.mlflow.open().store)
         except TipbenchError:
             return ()
         return tuple(each.name for each in recorded if each.name.isprintable())[:_MAX_NAMES]
@@ -238,7 +240,7 @@ async def _cached_with_timeout(
     return future.result() if done else None
 
 
-_GROUPS = (  # title, explanation, configuration keys
+_GROUPS = (  # title, explanation and configuration keys; on the page, all but the first are collapsed
     ("Models and prompts", "", ("models", "prompts", "experiment", "suite", "n_scenarios", "n_tips", "temperature")),
     (
         "Sampling",
@@ -308,32 +310,16 @@ class Field:
     limits: Mapping[str, Any] = field(default_factory=dict)  # HTML attributes of a number
 
 
-@dataclass(frozen=True)
-class Group:
-    """A titled group of fields. On the page, the first group is open and the others are collapsed."""
-
-    title: str
-    about: str
-    fields: tuple[Field, ...]
-
-
 Offers = Mapping[str, Sequence[Option]]  # options by configuration key, in addition to the schema's
 
 
-def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[Group]:
-    """Return the form's fields with these values and errors, in groups."""
+def make_form(schema: Schema, values: Values, errors: Mapping[str, str], offers: Offers) -> list[dict[str, Any]]:
+    """Return the form's fields with these values and errors, in titled groups."""
     fields = {
         key: _field(key, key_schema, values[key], errors.get(key), offers.get(key, ()))
         for key, key_schema in schema["properties"].items()
     }
-    groups = [
-        Group(title, about, tuple(fields[key] for key in keys if key in fields)) for title, about, keys in _GROUPS
-    ]
-    grouped_keys = {key for _, _, keys in _GROUPS for key in keys}
-    other_fields = tuple(form_field for key, form_field in fields.items() if key not in grouped_keys)
-    if other_fields:
-        groups.append(Group("More", "", other_fields))
-    return groups
+    return [{"title": title, "about": about, "fields": [fields[key] for key in keys]} for title, about, keys in _GROUPS]
 
 
 def _field(key: str, key_schema: Schema, value: str, error: str | None, offered: Sequence[Option]) -> Field:
@@ -354,7 +340,7 @@ def _field(key: str, key_schema: Schema, value: str, error: str | None, offered:
             "step": "1" if key_schema.get("type") == "integer" else "any",
         },
     )
-    if key in LISTS:
+    if key in LIST_KEYS:
         names = split_names(value)
         checkboxes = tuple(replace(each, chosen=each.value in names) for each in offered)
         offered_names = {each.value for each in offered}
@@ -370,25 +356,25 @@ def _field(key: str, key_schema: Schema, value: str, error: str | None, offered:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result shown with the form."""
+class FormResult:
+    """The result of a submitted form, shown with it."""
 
     errors: Mapping[str, str] = field(default_factory=dict)  # by key
     plan: Mapping[str, Any] | None = None
     failure: str | None = None  # why there is no plan
     key_reused: bool = False  # the form's idempotency key has already started a job with other values
-    not_started: bool = False  # the start button was pressed, but the collect would fail
+    not_started: bool = False  # a start was requested, but the collect would fail
     status: int = 200
 
 
-def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
+def plan_result(panel: Panel, config: CollectConfig) -> FormResult:
     """Return the plan of a configuration, or the error if there is no plan."""
     try:
         plan = plan_of(panel, config)
     except ServerUnavailable as exc:
-        return Outcome(errors={"ollama_url": str(exc)}, status=503)
+        return FormResult(errors={"ollama_url": str(exc)}, status=503)
     except TipbenchError as exc:
-        return Outcome(failure=str(exc), status=409)
+        return FormResult(failure=str(exc), status=409)
     models = [
         {
             **model,
@@ -397,11 +383,11 @@ def plan_outcome(panel: Panel, config: CollectConfig) -> Outcome:
         }
         for model in plan["models"]
     ]
-    return Outcome(plan={**plan, "models": models, "skip_refused": config.skip_refused})
+    return FormResult(plan={**plan, "models": models, "skip_refused": config.skip_refused})
 
 
-def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> Outcome | None:
-    """Return the reason why a collect would fail, or None if it can start."""
+def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) -> FormResult | None:
+    """Return the result to show if the collect would fail, or None if it can start."""
     if (target.runner or panel.jobs.default_runner) == AirflowRunner.name:
         return None  # not checked, because Airflow's workers have their own servers
 
@@ -413,19 +399,19 @@ def start_problem(panel: Panel, config: CollectConfig, target: CollectTarget) ->
     except ServerUnavailable as exc:
         if config.wait:  # the collect then waits for servers too, not only for other collects
             return None
-        return Outcome(errors={"ollama_url": str(exc)}, not_started=True, status=503)
+        return FormResult(errors={"ollama_url": str(exc)}, not_started=True, status=503)
     except TipbenchError as exc:
-        return Outcome(failure=str(exc), not_started=True, status=409)
+        return FormResult(failure=str(exc), not_started=True, status=409)
     finally:
         close_engines(engines, ignore)
     if refusal_error(facts, refused, config) is None:
         return None
     # The plan lists the refused models.
-    return replace(plan_outcome(panel, config), not_started=True, status=422)
+    return replace(plan_result(panel, config), not_started=True, status=422)
 
 
 router = APIRouter(include_in_schema=False, dependencies=[ADMINS_ONLY])
-_START, _SKIP = "start", "skip"  # buttons that start a collect; "skip" leaves out refused models
+_START, _SKIP = "start", "skip"  # buttons that start a collect; _SKIP leaves out refused models
 _MAX_FIELDS = 200
 _MAX_KEY_CHARS = 100
 _MAX_SUITES = 50  # offered
@@ -438,7 +424,7 @@ class StartForm:
 
     values: Values
     idempotency_key: str
-    start: bool = False  # whether the start button was pressed
+    starts_collect: bool = False  # otherwise only the plan is shown
     target: CollectTarget = field(default_factory=CollectTarget)
     preselect: bool = False  # no models were chosen, so the boxes of `OfferedModels.preselected` are checked
 
@@ -462,7 +448,7 @@ async def start_page(
     values = merge_values(schema, values, request.query_params.multi_items())
     preselect = "models" not in chosen_keys and panel.settings.get("models") is None
     form = StartForm(values, new_idempotency_key(), target=target, preselect=preselect)
-    return await _form_page(request, panel, form, Outcome())
+    return await _form_page(request, panel, form, FormResult())
 
 
 @router.post("/run")
@@ -479,12 +465,12 @@ async def submit_form(request: Request, panel: PanelState, admin: Admin) -> Resp
     return await _form_page(request, panel, form, result)
 
 
-def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | Outcome:
+def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> Submitted | FormResult:
     config = check_values(panel.permissions, schema, form.values)
     if isinstance(config, dict):
-        return Outcome(errors=config, status=422)
-    if not form.start:
-        return plan_outcome(panel, config)
+        return FormResult(errors=config, status=422)
+    if not form.starts_collect:
+        return plan_result(panel, config)
     if problem := start_problem(panel, config, form.target):
         return problem
     # A form sends every field. Only the values that differ from the defaults count as chosen.
@@ -494,9 +480,9 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
         target = replace(form.target, explicit_keys=chosen_keys)
         return start_collect(panel, config, started_by=started_by, idempotency_key=form.idempotency_key, target=target)
     except Invalid as exc:  # conflicting runner options
-        return Outcome(errors={WHOLE_FORM: str(exc)}, status=422)
+        return FormResult(errors={WHOLE_FORM: str(exc)}, status=422)
     except JobConflict:
-        return Outcome(key_reused=True, status=409)
+        return FormResult(key_reused=True, status=409)
 
 
 @router.get("/run/models")
@@ -515,17 +501,17 @@ async def late_models(panel: PanelState, ollama_url: Annotated[str, Query(max_le
     return SafeJsonResponse({"items": items, "answered": not offered.pending, "away": offered.error})
 
 
-async def _form_page(request: Request, panel: Panel, form: StartForm, outcome: Outcome) -> Response:
+async def _form_page(request: Request, panel: Panel, form: StartForm, result: FormResult) -> Response:
     offered = await offered_models(panel, form.values, PAGE_WAIT_S)
-    names = await experiment_names(panel)
-    return await run_in_threadpool(_render_form, request, panel, form, outcome, offered, names)
+    experiment_names = await offered_experiments(panel)
+    return await run_in_threadpool(_render_form, request, panel, form, result, offered, experiment_names)
 
 
 def _render_form(
     request: Request,
     panel: Panel,
     form: StartForm,
-    outcome: Outcome,
+    result: FormResult,
     offered: OfferedModels,
     experiment_names: Sequence[str],
 ) -> Response:
@@ -541,10 +527,10 @@ def _render_form(
     return page(
         request,
         "start.html",
-        status=outcome.status,
-        groups=make_form(form_schema(panel), values, outcome.errors, offers),
-        outcome=outcome,
-        form_error=outcome.errors.get(WHOLE_FORM),
+        status=result.status,
+        groups=make_form(form_schema(panel), values, result.errors, offers),
+        result=result,
+        form_error=result.errors.get(WHOLE_FORM),
         key=form.idempotency_key,
         runners=[(name, RUNNERS.get(name, name)) for name in panel.jobs.runners],
         runner=form.target.runner or panel.jobs.default_runner,
@@ -606,7 +592,7 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
         raise Invalid(f"A form has at most {_MAX_FIELDS} fields.", path="body") from exc
     fields = dict(pairs)
     # Browsers do not send unchecked checkboxes, so a missing boolean is false.
-    missing_values = {key: _NO if _is_boolean(schema, key) else "" for key in schema["properties"]}
+    missing_values = {key: _NO if _is_boolean(each) else "" for key, each in schema["properties"].items()}
     values = merge_values(schema, missing_values, pairs)
     button = fields.get("do")
     if button == _SKIP:
@@ -615,6 +601,6 @@ async def _read_form(request: Request, schema: Schema) -> StartForm:
     has_valid_length = 0 < len(sent_key) <= _MAX_KEY_CHARS
     is_valid = has_valid_length and sent_key.isascii() and sent_key.isprintable() and sent_key.strip() == sent_key
     idempotency_key = sent_key if is_valid else new_idempotency_key()
-    wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in ("true", "on", "1")
+    wait_for_judge = fields.get(WAIT_FOR_JUDGE, "").lower() in _TRUE_TEXTS
     target = CollectTarget(fields.get("runner", "")[:40] or None, wait_for_judge)
-    return StartForm(values, idempotency_key, start=button in (_START, _SKIP), target=target)
+    return StartForm(values, idempotency_key, starts_collect=button in (_START, _SKIP), target=target)

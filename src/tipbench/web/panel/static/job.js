@@ -8,7 +8,7 @@ const UPDATES = ["snapshot", "progress", "job", "end"];
 
 const job = document.getElementById("job");
 const connection = document.getElementById("connection");
-const words = document.getElementById("connection-words");
+const connectionText = document.getElementById("connection-words");
 const log = document.getElementById("log");
 let source;
 let retryMs = 2000;
@@ -17,7 +17,7 @@ let refreshAgain = false; // an event came during a refresh
 
 function showConnection(state, text) {
   connection.dataset.state = state;
-  if (words) words.textContent = text;
+  if (connectionText) connectionText.textContent = text;
 }
 
 /** Replace the parts of the page that have changed. */
@@ -31,7 +31,7 @@ function replaceParts(fresh) {
   }
   for (const name of ["title", "announce", "ended"]) live.dataset[name] = fresh.dataset[name];
   document.title = live.dataset.title;
-  updateChip(fresh.dataset);
+  updateJobsLink(fresh.dataset);
   const announce = document.getElementById("announce");
   if (announce.dataset.last !== live.dataset.announce) {
     if (announce.dataset.last) announce.textContent = live.dataset.announce;
@@ -39,13 +39,13 @@ function replaceParts(fresh) {
   }
 }
 
-/** Update or remove the header's badge with the running job; a badge is never added. */
-function updateChip({ chip: text, chipUrl: url }) {
-  const chip = document.getElementById("header-chip");
-  if (!chip) return;
-  if (!text) return chip.remove();
-  chip.href = url;
-  chip.querySelector(".badge").lastChild.textContent = ` ${text}`;
+/** Update or remove the header's link to the running jobs; a link is never added. */
+function updateJobsLink({ jobsText: text, jobsUrl: url }) {
+  const link = document.getElementById("jobs-link");
+  if (!link) return;
+  if (!text) return link.remove();
+  link.href = url;
+  link.querySelector(".badge").lastChild.textContent = ` ${text}`;
 }
 
 /** Whether two sets of actions have the same buttons and differ only in hidden fields; an open confirmation then stays open. */
@@ -123,8 +123,8 @@ function connect() {
 function advanceClocks() {
   for (const clock of document.querySelectorAll("[data-clock]")) {
     clock.from ??= performance.now() - Number(clock.dataset.clock) * 1000;
-    const all = Math.floor((performance.now() - clock.from) / 1000);
-    const [hours, minutes, seconds] = [Math.floor(all / 3600), Math.floor(all / 60) % 60, all % 60].map(String);
+    const elapsed = Math.floor((performance.now() - clock.from) / 1000);
+    const [hours, minutes, seconds] = [Math.floor(elapsed / 3600), Math.floor(elapsed / 60) % 60, elapsed % 60].map(String);
     const text = hours === "0" ? `${minutes}:${seconds.padStart(2, "0")}` : `${hours}:${minutes.padStart(2, "0")}:${seconds.padStart(2, "0")}`;
     if (clock.textContent !== text) clock.textContent = text;
   }

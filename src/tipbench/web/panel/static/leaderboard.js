@@ -22,7 +22,7 @@ function submitOnChange() {
 }
 
 /** Polls the experiment's revision and shows a notice when it has changed; pauses while the page is hidden. */
-function watchRevision(place, words) {
+function watchRevision(notice, template) {
   let polls = 0;
   let wait = POLL_MS;
   let timer;
@@ -35,14 +35,14 @@ function watchRevision(place, words) {
   async function poll() {
     polls += 1;
     try {
-      const response = await fetch(place.dataset.url, { headers: { Accept: "application/json" }, cache: "no-store" });
+      const response = await fetch(notice.dataset.url, { headers: { Accept: "application/json" }, cache: "no-store" });
       if (response.status === 401 || response.status === 403 || response.status === 404) return;
       if (!response.ok) throw new Error(String(response.status));
       const { revision } = await response.json();
       wait = POLL_MS;
-      if ((revision ?? "") !== place.dataset.revision) {
-        place.replaceChildren(words.content.cloneNode(true));
-        place.hidden = false;
+      if ((revision ?? "") !== notice.dataset.revision) {
+        notice.replaceChildren(template.content.cloneNode(true));
+        notice.hidden = false;
         return;
       }
     } catch {
@@ -52,7 +52,7 @@ function watchRevision(place, words) {
   }
 
   document.addEventListener("visibilitychange", () => {
-    if (place.hidden && !document.hidden) timer = setTimeout(poll, 500);
+    if (notice.hidden && !document.hidden) timer = setTimeout(poll, 500);
     else clearTimeout(timer);
   });
   schedule();
@@ -74,6 +74,6 @@ function keepScrollPosition() {
 
 submitOnChange();
 keepScrollPosition();
-const place = document.getElementById("fresh");
-const words = document.getElementById("fresh-words");
-if (place && words) watchRevision(place, words);
+const notice = document.getElementById("fresh");
+const template = document.getElementById("fresh-words");
+if (notice && template) watchRevision(notice, template);

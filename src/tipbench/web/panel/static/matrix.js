@@ -34,6 +34,6 @@ if (table) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || event.target !== document.body) return;
     const wanted = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
-    document.querySelector(wanted ? `main a[rel="${wanted}"]` : "none")?.click();
+    if (wanted) document.querySelector(`main a[rel="${wanted}"]`)?.click();
   });
 }

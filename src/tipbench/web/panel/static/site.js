@@ -68,9 +68,9 @@ function recent(moment) {
 function confirmations() {
   const open = () => document.querySelectorAll("details.confirm[open]");
   document.addEventListener("toggle", (event) => {
-    const it = event.target;
-    if (!it.matches?.("details.confirm") || !it.open) return;
-    for (const other of open()) if (other !== it) other.open = false;
+    const opened = event.target;
+    if (!opened.matches?.("details.confirm") || !opened.open) return;
+    for (const other of open()) if (other !== opened) other.open = false;
   }, true);
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;

@@ -1,6 +1,9 @@
 // The content of an answer: scores of tips, or the winner of a duel. Pure; contents are never changed in place.
 
-const ended = (state) => state === "submitted" || state === "skipped";
+/** Whether the judge is done with an item in this state. */
+export function isDone(state) {
+  return state === "submitted" || state === "skipped";
+}
 
 /** Whether two contents are equal; contents of one format have their keys in the same order. */
 export function same(one, other) {
@@ -29,7 +32,7 @@ export class ScoringFormat {
     return { state, format_ok, tips, reason: state === "skipped" ? reason : "" };
   }
 
-  /** Returns a changed content: a finished one becomes a draft, an unscored one is blank. */
+  /** Returns a changed content: it is a draft, or blank if nothing is scored. */
   changed(item, content, change) {
     const next = structuredClone(content);
     change(next);
@@ -38,7 +41,7 @@ export class ScoringFormat {
     return same({ ...next, state: "empty" }, this.blank(item)) ? this.blank(item) : next;
   }
 
-  ended(content, state, reason = "") {
+  withState(content, state, reason = "") {
     return { ...structuredClone(content), state, reason };
   }
 
@@ -82,7 +85,7 @@ export class DuelFormat {
     return next.winner === null ? this.blank() : { ...next, state: "draft", reason: "" };
   }
 
-  ended(content, state, reason = "") {
+  withState(content, state, reason = "") {
     return { ...content, state, reason };
   }
 
@@ -95,5 +98,3 @@ export class DuelFormat {
     return [["State", content.state === "skipped" ? `skipped: ${content.reason}` : content.state], ["Winner", better]];
   }
 }
-
-export { ended };

@@ -2,23 +2,23 @@
 import { csrfHeaders } from "../site.js";
 
 const TIMEOUT_MS = 20_000;
-const CLOSING_MS = 120_000; // closing applies a sheet
+const CLOSING_TIMEOUT_MS = 120_000; // closing applies a sheet
 
 /** Sends a request and returns its result, by `kind`:
  *  ok · conflict (data.detail has the current item) · closed · login · away (retry) · refused (do not retry). */
-async function request(method, url, body, { timeout = TIMEOUT_MS, keepalive = false } = {}) {
+async function request(method, url, body, timeout = TIMEOUT_MS) {
   const sent = body === undefined ? {} : { body: JSON.stringify(body) };
   const headers = { Accept: "application/json", ...csrfHeaders(), ...(sent.body ? { "Content-Type": "application/json" } : {}) };
   let response, data;
   try {
     const signal = AbortSignal.timeout(timeout);
-    response = await fetch(url, { method, headers, ...sent, keepalive, signal, redirect: "error", cache: "no-store" });
+    response = await fetch(url, { method, headers, ...sent, signal, redirect: "error", cache: "no-store" });
     data = await response.json();
   } catch {
     return { kind: response && response.status < 500 && !response.ok ? "refused" : "away", message: "", data: null };
   }
   const { code = "", message = "" } = data?.error ?? {};
-  return { kind: response.ok ? "ok" : kindOf(response.status, code, data), code, message, data };
+  return { kind: response.ok ? "ok" : kindOf(response.status, code, data), message, data };
 }
 
 function kindOf(status, code, data) {
@@ -28,8 +28,7 @@ function kindOf(status, code, data) {
   return status >= 500 || status === 429 || status === 408 ? "away" : "refused";
 }
 
-/** One batch. */
-export class Api {
+export class BatchApi {
   #base;
 
   constructor(base) {
@@ -40,8 +39,8 @@ export class Api {
     return request("GET", this.#base);
   }
 
-  save(item, body, keepalive = false) {
-    return request("PUT", `${this.#base}/items/${encodeURIComponent(item)}`, body, { keepalive });
+  save(item, body) {
+    return request("PUT", `${this.#base}/items/${encodeURIComponent(item)}`, body);
   }
 
   undo(item, version) {
@@ -49,6 +48,6 @@ export class Api {
   }
 
   close() {
-    return request("POST", `${this.#base}/close`, undefined, { timeout: CLOSING_MS });
+    return request("POST", `${this.#base}/close`, undefined, CLOSING_TIMEOUT_MS);
   }
 }

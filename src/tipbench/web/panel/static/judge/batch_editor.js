@@ -1,26 +1,28 @@
 // The editor of a batch: its items with their answers, the judge's position, and the steps that can be undone.
-import { ended, same } from "./answer_formats.js";
+import { isDone, same } from "./answer_formats.js";
 import { recall, remember } from "./tabs.js";
 
 const DRAFT_MS = 500; // combines several key presses into one request
 const MAX_STEPS = 300;
 const IDLE_S = 60; // a longer pause does not count as judging time
 
-/** Events: `item` (another item is shown), `change`, `message` (detail: text), `all` (nothing is left to do). */
+/** Events: `item` (another item is shown), `change`, `message` (detail: text), `done` (no item is open). */
 export class BatchEditor extends EventTarget {
   #outbox;
   #api;
   #steps;
-  #seen = performance.now();
+  #lastActive = performance.now();
   #spent = new Map(); // item → seconds not sent yet
-  at = 0;
-  spot = { tip: 0, scale: 0 }; // null: at the submit button
+  #joinsNext = false; // whether the next change belongs to the same step
+  at = 0; // index of the current item
+  spot = { tip: 0, scale: 0 }; // the scale to be scored next; null: at the submit button
 
   constructor(data, answerFormat, outbox, api) {
     super();
     Object.assign(this, { answerFormat, batch: data.batch, rubric: data.rubric });
     this.#outbox = outbox;
     this.#api = api;
+    // raw: the item as loaded; saved: the answer on the server; content: the answer as shown
     this.items = data.items.map((raw) => ({ raw, saved: raw.answer, content: answerFormat.read(raw, raw.answer) }));
     this.#steps = stepsOf(recall(this.#stepsName), this.items.length);
     outbox.contentOf = (id, answer) => answerFormat.read(this.#byId(id).raw, answer);
@@ -45,7 +47,7 @@ export class BatchEditor extends EventTarget {
   }
 
   get open() {
-    return this.items.filter((item) => !ended(item.content.state));
+    return this.items.filter((item) => !isDone(item.content.state));
   }
 
   count(state) {
@@ -64,30 +66,31 @@ export class BatchEditor extends EventTarget {
 
   go(at, spot = null) {
     if (at < 0 || at >= this.items.length) return;
-    this.active();
+    this.countTime();
     if (at !== this.at) this.#outbox.flush();
     this.at = at;
-    this.spot = spot ?? this.#start(this.items[at].content);
+    this.spot = spot ?? this.answerFormat.missing(this.item.content)[0] ?? { tip: 0, scale: 0 };
     history.replaceState(null, "", `#${at + 1}`);
     this.#emit("item");
   }
 
   /** Go to the next open item. */
-  goOn() {
+  goToNextOpen() {
     const order = this.items.map((_, step) => (this.at + 1 + step) % this.items.length);
-    const next = order.find((at) => !ended(this.items[at].content.state));
-    if (next === undefined) this.#emit("all");
+    const next = order.find((at) => !isDone(this.items[at].content.state));
+    if (next === undefined) this.#emit("done");
     else this.go(next);
   }
 
   move(tips, scales) {
-    const last = { tip: this.item.raw.tips.length - 1, scale: this.rubric.scales.length - 1 };
-    const from = this.spot ?? { tip: last.tip, scale: last.scale + 1 };
-    const flat = (from.tip + tips) * (last.scale + 1) + Math.max(0, from.scale) + scales;
-    const most = (last.tip + 1) * (last.scale + 1);
-    if (tips && (from.tip + tips < 0 || from.tip + tips > last.tip)) return;
-    const to = Math.min(Math.max(flat, 0), most);
-    this.spot = to === most ? null : { tip: Math.floor(to / (last.scale + 1)), scale: to % (last.scale + 1) };
+    const [nTips, nScales] = [this.item.raw.tips.length, this.rubric.scales.length];
+    const from = this.spot ?? { tip: nTips - 1, scale: nScales };
+    const tip = from.tip + tips;
+    if (tips && (tip < 0 || tip >= nTips)) return;
+    // The scales of all tips in one row, with the submit button at its end.
+    const submit = nTips * nScales;
+    const to = Math.min(Math.max(tip * nScales + from.scale + scales, 0), submit);
+    this.spot = to === submit ? null : { tip: Math.floor(to / nScales), scale: to % nScales };
     this.#emit("change");
   }
 
@@ -134,19 +137,19 @@ export class BatchEditor extends EventTarget {
       this.#emit("change");
       return this.showMessage(missing.length === 1 ? "One score is missing." : `${missing.length} scores are missing.`);
     }
-    this.submitHere();
-    this.goOn();
+    this.submitCurrent();
+    this.goToNextOpen();
   }
 
   /** Submit the current item, which is complete, without moving on. */
-  submitHere() {
+  submitCurrent() {
     if (this.item.content.state === "submitted") return;
-    this.#set(this.answerFormat.ended(this.item.content, "submitted"), { delay: 0 });
+    this.#set(this.answerFormat.withState(this.item.content, "submitted"), { delay: 0 });
   }
 
   skip(reason) {
-    this.#set(this.answerFormat.ended(this.item.content, "skipped", reason.replace(/\s+/g, " ").trim()), { delay: 0 });
-    this.goOn();
+    this.#set(this.answerFormat.withState(this.item.content, "skipped", reason.replace(/\s+/g, " ").trim()), { delay: 0 });
+    this.goToNextOpen();
   }
 
   /** Undo the last step of this tab in any item, or else the server's last step. */
@@ -173,21 +176,21 @@ export class BatchEditor extends EventTarget {
 
   keepMine() {
     const id = this.item.raw.item;
-    this.#outbox.insist(id, this.#outbox.entry(id).other.version);
+    this.#outbox.overwrite(id, this.#outbox.entry(id).other.version);
     this.showMessage("Kept your version.");
   }
 
   takeOther() {
     const { item } = this;
     const { other, content } = this.#outbox.entry(item.raw.item);
-    this.#outbox.yield(item.raw.item);
+    this.#outbox.discard(item.raw.item);
     this.#accept(item, other);
     this.#noteStep(content); // an undo restores the judge's own version
     this.go(this.at);
     this.showMessage("Took the other version.");
   }
 
-  /** Take over an answer of another tab or of the server, unless an own change is unsent. */
+  /** Take over an answer of another tab or of the server, except while a change of this tab is unsent. */
   update(id, answer) {
     const item = this.#byId(id);
     if (!item || answer.version <= item.saved.version || this.#outbox.status(id)) return;
@@ -196,10 +199,10 @@ export class BatchEditor extends EventTarget {
   }
 
   /** Count the time since the last activity for the current item. */
-  active() {
+  countTime() {
     const now = performance.now();
-    const passed = (now - this.#seen) / 1000;
-    this.#seen = now;
+    const passed = (now - this.#lastActive) / 1000;
+    this.#lastActive = now;
     if (document.hidden || passed > IDLE_S) return;
     const id = this.item.raw.item;
     this.#spent.set(id, (this.#spent.get(id) ?? 0) + passed);
@@ -228,10 +231,10 @@ export class BatchEditor extends EventTarget {
   #set(content, { step = true, delay = DRAFT_MS, more = false } = {}) {
     const { item } = this;
     const id = item.raw.item;
-    this.active();
+    this.countTime();
     if (same(content, item.content)) return;
-    if (step && !this.#joined) this.#noteStep(item.content);
-    this.#joined = more;
+    if (step && !this.#joinsNext) this.#noteStep(item.content);
+    this.#joinsNext = more;
     item.content = content;
     if (more) return;
     const seconds = this.#spent.get(id) ?? 0;
@@ -239,8 +242,6 @@ export class BatchEditor extends EventTarget {
     this.#spent.delete(id);
     this.#outbox.put(id, item.saved.version, content, seconds, delay);
   }
-
-  #joined = false;
 
   #noteStep(before) {
     this.#steps = [...this.#steps, { at: this.at, before, spot: this.spot }].slice(-MAX_STEPS);
@@ -250,14 +251,10 @@ export class BatchEditor extends EventTarget {
   /** After the last scale, move to the first missing score, else to the submit button. */
   #moveOn() {
     const { tip, scale } = this.spot;
-    const onwards = scale + 1 < this.rubric.scales.length ? { tip, scale: scale + 1 } : { tip: tip + 1, scale: 0 };
-    const inside = onwards.tip < this.item.raw.tips.length;
-    this.spot = inside ? onwards : this.answerFormat.missing(this.item.content)[0] ?? null;
+    const next = scale + 1 < this.rubric.scales.length ? { tip, scale: scale + 1 } : { tip: tip + 1, scale: 0 };
+    const exists = next.tip < this.item.raw.tips.length;
+    this.spot = exists ? next : this.answerFormat.missing(this.item.content)[0] ?? null;
     this.#emit("change");
-  }
-
-  #start(content) {
-    return this.answerFormat.missing(content)[0] ?? { tip: 0, scale: 0 };
   }
 
   #saved({ item: id, answer, batch }) {
@@ -280,10 +277,10 @@ export class BatchEditor extends EventTarget {
   }
 }
 
-function stepsOf(text, items) {
+function stepsOf(text, nItems) {
   try {
     const steps = JSON.parse(text ?? "[]");
-    return steps.filter((step) => step.at >= 0 && step.at < items && step.before).slice(-MAX_STEPS);
+    return steps.filter((step) => step.at >= 0 && step.at < nItems && step.before).slice(-MAX_STEPS);
   } catch {
     return [];
   }

@@ -54,20 +54,20 @@ export function showRubric() {
   byId("rubric-dialog").showModal();
 }
 
-/** Shows what finishing would do; `whole` are drafts that are complete but not submitted. */
-export function askFinish(editor, whole) {
+/** Shows what finishing would do; `drafts` are complete but not submitted. */
+export function askFinish(editor, drafts) {
   const [done, skipped] = [editor.count("submitted"), editor.count("skipped")];
   const open = editor.items.length - done - skipped;
   byId("finish-title").textContent = open ? "Finish with open items?" : "All items done";
   const lines = [`${counted(done, "item")} submitted${skipped ? `, ${skipped} skipped` : ""}.`];
-  if (whole.length) lines.push(`${counted(whole.length, "draft is", "drafts are")} complete and not submitted: ${numbers(editor, whole)}.`);
+  if (drafts.length) lines.push(`${counted(drafts.length, "draft is", "drafts are")} complete and not submitted: ${numbers(editor, drafts)}.`);
   if (open) lines.push(`${counted(open, "item is", "items are")} open and return to the queue.`);
   byId("finish-words").replaceChildren(...lines.map((line) => el("p", {}, line)));
   byId("finish-problem").hidden = true;
-  byId("finish-drafts").hidden = whole.length === 0;
+  byId("finish-drafts").hidden = drafts.length === 0;
   byId("finish-now").disabled = false;
   if (!byId("finish-dialog").open) byId("finish-dialog").showModal();
-  byId(whole.length ? "finish-drafts" : "finish-now").focus();
+  byId(drafts.length ? "finish-drafts" : "finish-now").focus();
 }
 
 function numbers(editor, items) {
@@ -75,13 +75,13 @@ function numbers(editor, items) {
   return all.length > 8 ? `${all.slice(0, 8).join(", ")}, …` : all.join(", ");
 }
 
-export function finishProblem(words) {
+export function showFinishProblem(words) {
   byId("finish-problem").textContent = words;
   byId("finish-problem").hidden = false;
   byId("finish-now").disabled = false;
 }
 
-export function finishing(words) {
+export function showFinishing(words) {
   byId("finish-problem").hidden = true;
   byId("finish-now").disabled = true;
   byId("finish-words").replaceChildren(el("p", {}, words));

@@ -56,10 +56,11 @@ export function roughly(seconds) {
   return `about ${Math.floor(halves / 2)}${halves % 2 ? "½" : ""} h`;
 }
 
-export const STILL = matchMedia("(min-width: 1000px) and (min-height: 560px)"); // the panes do not scroll, as in judge.css
+/** Whether only the panes scroll and the page itself does not, as in judge.css. */
+export const PANES_SCROLL = matchMedia("(min-width: 1000px) and (min-height: 560px)");
 
 /** Shows the beginning of a new item; where the page itself scrolls, below the site's header. */
 export function toTop(inside) {
   inside.scrollTop = 0;
-  if (!STILL.matches) scrollTo(0, inside.closest(".desk").offsetTop);
+  if (!PANES_SCROLL.matches) scrollTo(0, inside.closest(".desk").offsetTop);
 }

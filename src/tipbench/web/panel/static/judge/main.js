@@ -1,10 +1,10 @@
 // The judge page: creates its parts and connects them.
-import { Api } from "./api.js";
+import { BatchApi } from "./api.js";
 import { BatchEditor } from "./batch_editor.js";
 import * as dialogs from "./dialogs.js";
 import { listen } from "./keys.js";
 import { Outbox } from "./outbox.js";
-import { DuelFormat, ScoringFormat, ended } from "./answer_formats.js";
+import { DuelFormat, ScoringFormat, isDone } from "./answer_formats.js";
 import { Tabs } from "./tabs.js";
 import { BarView, paintBanner } from "./view_bar.js";
 import { ConflictView } from "./view_conflict.js";
@@ -19,29 +19,29 @@ const byId = (id) => document.getElementById(id);
 const root = byId("desk");
 const { kind, url, sheet } = root.dataset;
 
-async function begin() {
+async function start() {
   document.querySelector(".needs-script-why").hidden = true;
-  const api = new Api(url);
-  const data = await loaded(api);
+  const api = new BatchApi(url);
+  const data = await loadBatch(api);
   if (!data) return;
   const answerFormat = kind === "duel" ? new DuelFormat() : new ScoringFormat(data.rubric.scales);
   let editor = null;
   const tabs = new Tabs(sheet, (item, answer) => editor?.update(item, answer));
-  const alive = await tabs.others(sheet);
+  const alive = await tabs.others();
   const outbox = new Outbox(sheet, tabs.name, (item, body) => api.save(item, body));
   editor = new BatchEditor(data, answerFormat, outbox, api);
   editor.resume(outbox.take(alive));
   editor.addEventListener("saved", ({ detail: { id, answer } }) => tabs.publish(id, answer));
-  const show = views(editor, outbox);
-  commands(editor, outbox, api, show);
-  refreshing(editor, outbox, api);
+  const view = createViews(editor, outbox);
+  connectCommands(editor, outbox, api, view);
+  keepUpToDate(editor, outbox, api);
   byId("waiting").hidden = true;
   root.hidden = false;
   editor.go(firstItem(editor));
 }
 
 /** Loads the batch, with retries until the server responds. */
-async function loaded(api) {
+async function loadBatch(api) {
   for (let pause = 500; ; pause = Math.min(pause * 2, 10_000)) {
     const result = await api.load();
     if (result.kind === "ok" && result.data.batch.status === "open") return result.data;
@@ -56,21 +56,22 @@ async function loaded(api) {
 function firstItem(editor) {
   const linked = Number(location.hash.slice(1)) - 1;
   if (editor.items[linked]) return linked;
-  return Math.max(0, editor.items.findIndex((item) => !ended(item.content.state)));
+  return Math.max(0, editor.items.findIndex((item) => !isDone(item.content.state)));
 }
 
-/** Builds the views and keeps them up to date; returns the one with the answer. */
-function views(editor, outbox) {
+/** Creates the views and updates them after each change; returns the one of the answer, the elements by `data-part`, and
+ *  a function that moves the focus to the current scale or button. */
+function createViews(editor, outbox) {
   const parts = Object.fromEntries([...root.querySelectorAll("[data-part]")].map((each) => [each.dataset.part, each]));
   const queue = new QueueView(parts.queue, editor, outbox);
   const scenario = new ScenarioView(parts.scenario);
   const answer = kind === "duel" ? new DuelView(parts.answer, editor) : new TipsView(parts.answer, editor);
   const rubric = kind === "duel" ? null : new RubricView(parts, editor);
-  const rest = [new BarView(parts, editor, outbox), new ConflictView(parts.conflict, editor, outbox)];
+  const others = [new BarView(parts, editor, outbox), new ConflictView(parts.conflict, editor, outbox)];
   if (kind === "duel") showScales(parts.steps, editor.rubric);
   parts.keys.replaceChildren(...shortKeys(kind));
   const refresh = () => {
-    for (const view of [answer, ...rest, ...(rubric ? [rubric] : [])]) view.refresh(editor.item);
+    for (const view of [answer, ...others, ...(rubric ? [rubric] : [])]) view.refresh(editor.item);
     queue.refresh();
     paintBanner(parts.banner, outbox, stuckOf(editor, outbox));
   };
@@ -109,24 +110,24 @@ function stuckOf(editor, outbox) {
   return all.includes("login") ? "login" : all.includes("closed") ? "closed" : null;
 }
 
-let quiet = 0;
+let messageTimer = 0;
 function announce({ message }, words) {
   message.textContent = words;
-  clearTimeout(quiet);
-  quiet = setTimeout(() => (message.textContent = ""), 6000);
+  clearTimeout(messageTimer);
+  messageTimer = setTimeout(() => (message.textContent = ""), 6000);
 }
 
-function commands(editor, outbox, api, { answer, parts, focus }) {
-  const tip = () => editor.spot?.tip ?? editor.item.raw.tips.length - 1;
-  const last = () => editor.rubric.scales.length - 1;
-  const finish = () => dialogs.askFinish(editor, wholeDrafts(editor));
+function connectCommands(editor, outbox, api, { answer, parts, focus }) {
+  const currentTip = () => editor.spot?.tip ?? editor.item.raw.tips.length - 1;
+  const lastScale = () => editor.rubric.scales.length - 1;
+  const finish = () => dialogs.askFinish(editor, completeDrafts(editor));
   const act = {
     score: (digit) => {
-      const spot = editor.spot ?? { tip: tip(), scale: last() };
+      const spot = editor.spot ?? { tip: currentTip(), scale: lastScale() };
       editor.score(spot.tip, spot.scale, digit === "0" ? 10 : Number(digit));
     },
     left: () => editor.move(0, -1), right: () => editor.move(0, 1), up: () => editor.move(-1, 0), down: () => editor.move(1, 0),
-    format: () => editor.contestFormat(), overlong: () => editor.contestLength(tip()), note: () => answer.openNote(tip()),
+    format: () => editor.contestFormat(), overlong: () => editor.contestLength(currentTip()), note: () => answer.openNote(currentTip()),
     a: () => editor.choose("a"), b: () => editor.choose("b"), tie: () => editor.choose("tie"),
     submit: () => { document.activeElement?.blur(); editor.submit(); },
     next: () => editor.go(editor.at + 1), before: () => editor.go(editor.at - 1),
@@ -138,55 +139,55 @@ function commands(editor, outbox, api, { answer, parts, focus }) {
   for (const button of root.querySelectorAll("[data-do]")) {
     button.addEventListener("click", () => ({ ...act, finish, rubric: dialogs.showRubric })[button.dataset.do]());
   }
-  editor.addEventListener("all", finish);
+  editor.addEventListener("done", finish);
   byId("finish-now").addEventListener("click", () => close(outbox, api));
   byId("finish-drafts").addEventListener("click", () => submitDrafts(editor, finish));
   for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", () => focus());
   parts.brief.addEventListener("click", () => parts.box.classList.toggle("is-open"));
 }
 
-function wholeDrafts(editor) {
+function completeDrafts(editor) {
   return editor.items.filter((item) => item.content.state === "draft" && editor.answerFormat.missing(item.content).length === 0);
 }
 
 function submitDrafts(editor, finish) {
-  for (const item of wholeDrafts(editor)) {
+  for (const item of completeDrafts(editor)) {
     editor.go(editor.items.indexOf(item));
-    editor.submitHere();
+    editor.submitCurrent();
   }
   finish();
 }
 
 /** Sends all answers, closes the batch, and shows the server's page with the result. */
 async function close(outbox, api) {
-  dialogs.finishing("Saving…");
+  dialogs.showFinishing("Saving…");
   await outbox.flush();
   if (outbox.size) await outbox.flush(); // the first call may have joined a running round
   if (outbox.size) {
-    return dialogs.finishProblem(outbox.away
+    return dialogs.showFinishProblem(outbox.away
       ? "The panel is unreachable. Your scores are saved in this browser; finish once it is reachable."
       : "Some items are not saved yet: those with an exclamation mark in the queue. Look at them first.");
   }
-  dialogs.finishing("Applying the scores…");
+  dialogs.showFinishing("Applying the scores…");
   const result = await api.close();
   if (result.kind === "ok") location.reload();
-  else dialogs.finishProblem(result.message || "The panel is unreachable. Nothing is lost; try again shortly.");
+  else dialogs.showFinishProblem(result.message || "The panel is unreachable. Nothing is lost; try again shortly.");
 }
 
 /** Counts judging time, loads answers saved elsewhere, and resends once the connection is back. */
-function refreshing(editor, outbox, api) {
+function keepUpToDate(editor, outbox, api) {
   for (const event of ["keydown", "pointerdown", "pointermove", "wheel", "touchmove"]) {
-    addEventListener(event, () => editor.active(), { passive: true, capture: true });
+    addEventListener(event, () => editor.countTime(), { passive: true, capture: true });
   }
   addEventListener("online", () => outbox.flush());
   addEventListener("pagehide", () => outbox.flush());
-  let hidden = 0;
+  let hiddenAt = 0;
   document.addEventListener("visibilitychange", async () => {
     if (document.hidden) {
-      hidden = Date.now();
+      hiddenAt = Date.now();
       outbox.flush();
-    } else if (Date.now() - hidden > STALE_AFTER_MS) {
-      outbox.unstick();
+    } else if (Date.now() - hiddenAt > STALE_AFTER_MS) {
+      outbox.retryStuck();
       const result = await api.load();
       if (result.kind !== "ok") return;
       if (result.data.batch.status !== "open" && !outbox.size) location.reload();
@@ -195,4 +196,4 @@ function refreshing(editor, outbox, api) {
   });
 }
 
-begin();
+start();

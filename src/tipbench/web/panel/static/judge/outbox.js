@@ -10,6 +10,8 @@ const MAX_SENT = 8;
 /** Events: `saved` (detail: item, answer, batch), `stuck` (detail: item), `change`. */
 export class Outbox extends EventTarget {
   #entries = new Map(); // item → {version, content, seconds, sent, at, due, stuck, other, message}
+  // sent: contents sent since `version`; at: time of the last change; due: time to send it; stuck: why it is not sent;
+  // other: the server's answer in a conflict
   #sheet;
   #tab;
   #send;
@@ -18,7 +20,7 @@ export class Outbox extends EventTarget {
   #timer = 0;
   #pause = 0;
   #resumeAt = 0;
-  keeps = true; // whether this browser has storage
+  hasStorage = true; // whether this browser stores entries
 
   constructor(sheet, tab, send) {
     super();
@@ -39,7 +41,7 @@ export class Outbox extends EventTarget {
     for (const { name, item, tab, entry } of found) {
       if (this.#entries.has(item)) continue;
       this.#entries.set(item, { ...entry, due: 0, stuck: null });
-      if (tab !== this.#tab && this.#keep(item)) localStorage.removeItem(name);
+      if (tab !== this.#tab && this.#store(item)) localStorage.removeItem(name);
     }
     return this.#entries;
   }
@@ -70,7 +72,7 @@ export class Outbox extends EventTarget {
     const stuck = entry.stuck === "refused" ? null : entry.stuck ?? null; // another content may be accepted
     const due = Date.now() + delay;
     this.#entries.set(item, Object.assign(entry, { content, seconds: entry.seconds + seconds, at: Date.now(), due, stuck }));
-    this.#keep(item);
+    this.#store(item);
     this.#schedule();
     this.#changed();
   }
@@ -83,28 +85,28 @@ export class Outbox extends EventTarget {
     return true;
   }
 
-  /** Resolve a conflict with the judge's own content, over the one of `version`. */
-  insist(item, version) {
+  /** Resolve a conflict with the judge's own content, which replaces the one of `version`. */
+  overwrite(item, version) {
     const entry = this.#entries.get(item);
     Object.assign(entry, { version, sent: [], stuck: null, other: null, due: 0 });
-    this.#keep(item);
+    this.#store(item);
     this.flush();
   }
 
   /** Resolve a conflict with the other content. */
-  yield(item) {
+  discard(item) {
     this.#forget(item);
   }
 
   /** Send everything now. */
   flush() {
     for (const entry of this.#entries.values()) entry.due = 0;
-    this.#resumeAt &&= 1;
+    if (this.away) this.#resumeAt = 1; // in the past: send now, but stay `away` until the server responds
     return this.#run();
   }
 
-  /** Try a closed or logged-out batch once more. */
-  unstick() {
+  /** Send again what is stuck, except conflicts. */
+  retryStuck() {
     for (const entry of this.#entries.values()) if (entry.stuck !== "conflict") entry.stuck = null;
     return this.flush();
   }
@@ -146,12 +148,12 @@ export class Outbox extends EventTarget {
   async #deliver(item, entry) {
     const { version, content, seconds } = entry;
     if (!entry.sent.some((each) => same(each, content))) entry.sent = [...entry.sent, content].slice(-MAX_SENT);
-    this.#keep(item); // before sending: the response may be lost
+    this.#store(item); // before sending: the response may be lost
     const result = await this.#send(item, { version, ...content, seconds: Math.round(seconds * 10) / 10 });
     if (this.#entries.get(item) !== entry) return true; // replaced during the request
     if (result.kind === "away") return false;
     if (result.kind === "ok") this.#confirmed(item, entry, content, seconds, result.data);
-    else if (result.kind === "conflict") this.#moved(item, entry, result.data.detail.answer);
+    else if (result.kind === "conflict") this.#resolveNewer(item, entry, result.data.detail.answer);
     else this.#stick(item, entry, result.kind, { message: result.message });
     return true;
   }
@@ -159,19 +161,19 @@ export class Outbox extends EventTarget {
   #confirmed(item, entry, content, seconds, { answer, batch }) {
     Object.assign(entry, { version: answer.version, sent: [], seconds: Math.max(0, entry.seconds - seconds) });
     if (same(entry.content, content)) this.#forget(item);
-    else this.#keep(item);
+    else this.#store(item);
     this.dispatchEvent(new CustomEvent("saved", { detail: { item, answer, batch } }));
   }
 
   /** The item has a newer version: by another client, or by our own request whose response was lost. */
-  #moved(item, entry, other) {
-    const there = this.contentOf(item, other);
-    if (same(there, entry.content)) {
+  #resolveNewer(item, entry, other) {
+    const otherContent = this.contentOf(item, other);
+    if (same(otherContent, entry.content)) {
       this.#forget(item);
       this.dispatchEvent(new CustomEvent("saved", { detail: { item, answer: other, batch: null } }));
-    } else if (entry.sent.some((each) => same(each, there)) && other.version === entry.version + 1) {
+    } else if (entry.sent.some((each) => same(each, otherContent)) && other.version === entry.version + 1) {
       Object.assign(entry, { version: other.version, sent: [], seconds: 0 });
-      this.#keep(item);
+      this.#store(item);
     } else {
       this.#stick(item, entry, "conflict", { other });
     }
@@ -196,15 +198,15 @@ export class Outbox extends EventTarget {
     this.#timer = setTimeout(() => this.#run(), Math.max(0, first - Date.now()));
   }
 
-  #keep(item) {
+  #store(item) {
     const { version, content, seconds, sent, at } = this.#entries.get(item);
     try {
       localStorage.setItem(this.#name(item), JSON.stringify({ version, content, seconds, sent, at }));
-      this.keeps = true;
+      this.hasStorage = true;
     } catch {
-      this.keeps = false;
+      this.hasStorage = false;
     }
-    return this.keeps;
+    return this.hasStorage;
   }
 
   #forget(item) {
@@ -237,8 +239,8 @@ function storedNames(prefix) {
 function parsed(text) {
   try {
     const entry = JSON.parse(text);
-    const whole = Number.isInteger(entry.version) && typeof entry.content?.state === "string" && Array.isArray(entry.sent);
-    return whole ? { ...entry, at: Number(entry.at) || 0, seconds: Number(entry.seconds) || 0 } : null;
+    const isValid = Number.isInteger(entry.version) && typeof entry.content?.state === "string" && Array.isArray(entry.sent);
+    return isValid ? { ...entry, at: Number(entry.at) || 0, seconds: Number(entry.seconds) || 0 } : null;
   } catch {
     return null;
   }

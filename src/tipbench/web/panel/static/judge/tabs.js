@@ -3,14 +3,15 @@
 const REPLY_WAIT_MS = 150;
 
 export class Tabs {
+  #storageKey;
   #channel = null;
   #alive = new Set();
   name;
 
   /** `onSaved(item, answer)` is called when another tab has saved an item. */
   constructor(sheet, onSaved) {
-    const kept = recall(`tipbench.tab.${sheet}`);
-    this.name = kept ?? crypto.getRandomValues(new Uint32Array(2)).join("-");
+    this.#storageKey = `tipbench.tab.${sheet}`;
+    this.name = recall(this.#storageKey) ?? newName();
     if (!("BroadcastChannel" in window)) return;
     this.#channel = new BroadcastChannel(`tipbench.${sheet}`);
     this.#channel.addEventListener("message", ({ data }) => {
@@ -20,18 +21,22 @@ export class Tabs {
     });
   }
 
-  /** Returns the names of the other tabs. A duplicated tab has our name; then we take another. */
-  async others(sheet) {
+  /** Returns the names of the other tabs. If this tab is a duplicate, another one has its name; it then takes a new one. */
+  async others() {
     this.#channel?.postMessage({ query: true });
     await new Promise((resolve) => setTimeout(resolve, this.#channel ? REPLY_WAIT_MS : 0));
-    if (this.#alive.has(this.name)) this.name = crypto.getRandomValues(new Uint32Array(2)).join("-");
-    remember(`tipbench.tab.${sheet}`, this.name);
+    if (this.#alive.has(this.name)) this.name = newName();
+    remember(this.#storageKey, this.name);
     return this.#alive;
   }
 
   publish(item, answer) {
     this.#channel?.postMessage({ item, answer });
   }
+}
+
+function newName() {
+  return crypto.getRandomValues(new Uint32Array(2)).join("-");
 }
 
 /** Reads what this tab has stored for a reload. */

@@ -1,6 +1,10 @@
 // The bar: progress of the batch, save state of the current item, and its actions.
 import { clockTime, counted, el, roughly } from "./elements.js";
 
+const STUCK = {
+  login: "Your session has ended. Your answers are kept in this browser: log in again to send them.",
+  closed: "This batch was closed in another tab. Later answers are kept in this browser: reopen the batch to send them.",
+};
 const SAVED = { empty: "Not scored", draft: "Draft saved", submitted: "Submitted", skipped: "Skipped" };
 
 export class BarView {
@@ -58,7 +62,7 @@ export function saveState(item, outbox) {
     case "closed":
       return { state: "away", mark: "!", words: "Batch closed elsewhere: saved in this browser" };
     case "away":
-      return { state: "away", mark: "↻", words: outbox.keeps ? "Offline: saved in this browser" : "Offline: keep this page open" };
+      return { state: "away", mark: "↻", words: outbox.hasStorage ? "Offline: saved in this browser" : "Offline: keep this page open" };
     default:
       return { state: "saving", mark: "◌", words: "Saving…" };
   }
@@ -73,16 +77,11 @@ function hint(editor, item, ready) {
 
 /** Shows or hides the page's banner: offline, logged out, batch closed. */
 export function paintBanner(box, outbox, stuck) {
-  const words = stuck === "login"
-    ? ["Your session has ended. Your answers are kept in this browser: log in again to send them.", true]
-    : stuck === "closed"
-      ? ["This batch was closed in another tab. Later answers are kept in this browser: reopen the batch to send them.", true]
-      : outbox.away
-        ? [`The panel is unreachable. You can continue: ${counted(outbox.size, "item is", "items are")} kept in this browser and sent later.`, false]
-        : null;
+  const offline = `The panel is unreachable. You can continue: ${counted(outbox.size, "item is", "items are")} kept in this browser and sent later.`;
+  const words = STUCK[stuck] ?? (outbox.away ? offline : null);
   box.hidden = words === null;
-  if (!words || box.dataset.words === words[0]) return;
-  box.dataset.words = words[0];
-  const again = el("button", { type: "button", class: "button small", onclick: () => location.reload() }, "Reload the page");
-  box.replaceChildren(el("span", { "aria-hidden": "true", class: "alert-mark" }, "!"), el("p", {}, words[0]), ...(words[1] ? [again] : []));
+  if (!words || box.dataset.words === words) return;
+  box.dataset.words = words;
+  const reload = el("button", { type: "button", class: "button small", onclick: () => location.reload() }, "Reload the page");
+  box.replaceChildren(el("span", { "aria-hidden": "true", class: "alert-mark" }, "!"), el("p", {}, words), ...(stuck ? [reload] : []));
 }

@@ -39,8 +39,6 @@ export class DuelView {
   focus() {
     this.#choices.find((button) => button.tabIndex === 0)?.focus({ preventScroll: true });
   }
-
-  openNote() {}
 }
 
 function tipOf(tip) {

@@ -7,18 +7,33 @@ const STATES = {
 };
 
 export class QueueView {
-  #buttons;
   #list;
+  #editor;
+  #outbox;
+  #buttons;
 
   constructor(list, editor, outbox) {
     this.#list = list;
+    this.#editor = editor;
+    this.#outbox = outbox;
     this.#buttons = editor.items.map((item, at) =>
       el("button", { type: "button", class: "queue-item", onclick: () => editor.go(at) },
         el("span", { class: "queue-number" }, String(at + 1)), el("span", { class: "queue-mark", "aria-hidden": "true" })));
     list.replaceChildren(...this.#buttons.map((button) => el("li", {}, button)));
-    this.refresh = () => {
-      editor.items.forEach((item, at) => this.#paint(this.#buttons[at], item, at, at === editor.at, outbox.status(item.raw.item)));
-    };
+  }
+
+  refresh() {
+    this.#editor.items.forEach((item, at) => {
+      const button = this.#buttons[at];
+      const status = this.#outbox.status(item.raw.item);
+      const state = status === "conflict" || status === "refused" ? status : item.content.state;
+      const [mark, words] = STATES[state];
+      button.dataset.state = state;
+      button.lastChild.textContent = mark;
+      button.setAttribute("aria-label", `Item ${at + 1}, ${words}`);
+      if (at === this.#editor.at) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    });
   }
 
   /** Scrolls the strip so that the current item is in the middle, without scrolling the page. */
@@ -27,15 +42,5 @@ export class QueueView {
     const list = this.#list;
     list.scrollLeft = button.offsetLeft - list.offsetLeft - (list.clientWidth - button.clientWidth) / 2;
     list.scrollTop = button.offsetTop - list.offsetTop - (list.clientHeight - button.clientHeight) / 2;
-  }
-
-  #paint(button, item, at, current, status) {
-    const state = status === "conflict" || status === "refused" ? status : item.content.state;
-    const [mark, words] = STATES[state];
-    button.dataset.state = state;
-    button.lastChild.textContent = mark;
-    button.setAttribute("aria-label", `Item ${at + 1}, ${words}`);
-    button.toggleAttribute("aria-current", current);
-    if (current) button.setAttribute("aria-current", "true");
   }
 }

@@ -1,5 +1,5 @@
 // The tips of the current item, each with its scales, flag and note.
-import { STILL, el, key, userText, toTop, visible } from "./elements.js";
+import { PANES_SCROLL, el, key, userText, toTop, visible } from "./elements.js";
 
 export class TipsView {
   #root;
@@ -41,13 +41,13 @@ export class TipsView {
   }
 
   /** Focuses the current scale and scrolls it into view. */
-  focus({ scroll = true } = {}) {
+  focus() {
     const { spot } = this.#editor;
     if (!spot) return;
     const { groups, card } = this.#tips[spot.tip];
     const { box } = groups[spot.scale];
     box.focus({ preventScroll: true }); // the group, not one of its scores: nothing is chosen yet
-    if (scroll) (STILL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
+    (PANES_SCROLL.matches && card.offsetHeight < this.#root.clientHeight ? card : box).scrollIntoView({ block: "nearest" });
   }
 
   openNote(at) {

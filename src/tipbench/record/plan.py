@@ -32,8 +32,8 @@ _MIN_S_PER_TOKEN = 0.005  # of any model, however small
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """Recorded runs with the conditions of a grid, including stale ones."""
+class RecordedCells:
+    """What is recorded with the conditions of a grid, including stale runs."""
 
     finished: Mapping[str, StoredRun] = field(default_factory=dict)  # by cell key
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by cell key: run ids, to be superseded
@@ -64,7 +64,7 @@ class Plan:
     facts: Mapping[str, ModelFacts]
     refused: Mapping[str, str]  # reason by model
     cells: tuple[PlannedCell, ...]
-    recorded: Recorded
+    recorded: RecordedCells
     models: tuple[ModelPlan, ...]
 
     @property
@@ -99,17 +99,14 @@ class Plan:
         return [warning for warning in warnings if warning is not None]
 
     @property
-    def stale(self) -> int:
+    def n_stale(self) -> int:
         """Number of runs with a planned cell's names, but another key: weights, prompt or scenario changed since."""
         keys = {planned.key for planned in self.cells}
         planned_cells = [planned.cell for planned in self.cells]
         names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}
-        n_stale = 0
-        for key, run in self.recorded.finished.items():
-            run_names = tuple(run.params.get(name, "") for name in ("model", "prompt_version", "scenario", "repeat"))
-            if key not in keys and run_names in names:
-                n_stale += 1
-        return n_stale
+        unplanned_runs = [run for key, run in self.recorded.finished.items() if key not in keys]
+        params = ("model", "prompt_version", "scenario", "repeat")
+        return sum(tuple(run.params.get(param, "") for param in params) in names for run in unplanned_runs)
 
     @property
     def seconds(self) -> float | None:
@@ -119,7 +116,7 @@ class Plan:
         return sum(known, 0.0) if len(known) == len(estimates) else None
 
 
-def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recorded:
+def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> RecordedCells:
     """Return the finished runs of these conditions, and the failed runs and duplicates to be superseded."""
     finished: dict[str, StoredRun] = {}
     failed: dict[str, list[str]] = {}
@@ -131,7 +128,7 @@ def read_recorded(store: RunStore, experiment_id: str, conditions: str) -> Recor
             finished.setdefault(key, run)
         elif run.status == "FAILED":
             failed.setdefault(key, []).append(run.run_id)
-    return Recorded(finished, {key: tuple(ids) for key, ids in failed.items()}, duplicates=duplicates)
+    return RecordedCells(finished, {key: tuple(ids) for key, ids in failed.items()}, duplicates=duplicates)
 
 
 def make_plan(
@@ -139,7 +136,7 @@ def make_plan(
     config: CollectConfig,
     facts: Mapping[str, ModelFacts],
     refused: Mapping[str, str],
-    recorded: Recorded,
+    recorded: RecordedCells,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
     """Build the plan. `free_memory` returns the free memory of the machine that runs a model, if that is this one."""
@@ -153,7 +150,7 @@ def make_plan(
         model_facts = facts[model]
         keys = [cell.key for cell in model_cells]
         n_recorded = sum(key in recorded.finished or key in recorded.journalled for key in keys)
-        needed = memory_needed(model_facts, num_ctx=config.num_ctx, concurrency=config.workers)
+        memory_bytes = memory_needed(model_facts, num_ctx=config.num_ctx, concurrency=config.workers)
         runs = [recorded.finished[key] for key in keys if key in recorded.finished]
         latencies = [run.metrics["latency_s"] for run in runs if "latency_s" in run.metrics]
         s_per_cell = None
@@ -170,10 +167,10 @@ def make_plan(
                 cells=len(keys),
                 recorded=n_recorded,
                 params_b=model_facts.params_b,
-                memory_bytes=needed,
+                memory_bytes=memory_bytes,
                 seconds=None if s_per_cell is None else s_per_cell * (len(keys) - n_recorded) / config.workers,
                 measured=bool(latencies),
-                warning=memory_warning(model_facts, needed, free_memory(model)),
+                warning=memory_warning(model_facts, memory_bytes, free_memory(model)),
             )
         )
     return Plan(suite, config, facts, refused, tuple(grid), recorded, tuple(models))
@@ -194,7 +191,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "recorded": len(plan.cells) - len(plan.missing),
         "to_generate": len(plan.missing),
         "journalled": sum(cell.key in plan.recorded.journalled for cell in plan.cells),
-        "stale": plan.stale,
+        "stale": plan.n_stale,
         "failed_before": sum(cell.key in plan.recorded.failed for cell in plan.missing),
         "seconds": plan.seconds,
         "models": [vars(model) for model in plan.models],

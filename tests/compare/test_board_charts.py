@@ -103,14 +103,14 @@ def test_the_state_of_a_row_is_visible_without_colour() -> None:
 
 def test_the_shading_ends_where_rows_are_separated() -> None:
     made = board(missing=gap)
-    shaded = [row["label"] for row in forest_rows(made) if row["top"]]
+    shaded = [row["label"] for row in forest_rows(made) if row["shaded"]]
     assert shaded == [str(made.ranking.leader), *map(str, made.ranking.tied_ranked)]
 
 
 def test_a_decided_board_shades_nothing() -> None:
     made = board(TWELVE[:2], lead=4, noise=0.3)
     assert made.ranking.decided
-    assert not any(row["top"] for row in forest_rows(made))
+    assert not any(row["shaded"] for row in forest_rows(made))
 
 
 def test_unjudged_rows_are_named_without_a_point() -> None:

@@ -35,14 +35,14 @@ def test_the_interval_of_a_difference_is_that_of_the_paired_t_test(n: int) -> No
     from scipy.stats import ttest_rel
 
     first, second = world(np.random.default_rng(n), [0, 1], n).T
-    found, theirs = known(paired_difference(first, second)), ttest_rel(second, first).confidence_interval()
+    found, theirs = known(paired_difference(second, first)), ttest_rel(second, first).confidence_interval()
     assert found.mean == pytest.approx((second - first).mean(), abs=1e-12)
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
 
 def test_below_six_scenarios_no_interval_is_shown() -> None:
     first, second = world(np.random.default_rng(5), [0, 1], 5).T
-    for found in (known(shown_estimate(first)), known(paired_difference(first, second))):
+    for found in (known(shown_estimate(first)), known(paired_difference(second, first))):
         assert found.sd is not None
         assert (found.ci_low, found.ci_high, found.n) == (None, None, 5)
 
@@ -63,7 +63,7 @@ def test_equal_scores_give_no_interval_because_one_without_width_would_claim_cer
 
 def test_a_constant_difference_has_no_interval_even_after_rounding() -> None:
     first = np.array([12.1, 3.3, 7.7])
-    found = known(paired_difference(first, first + 0.1 + 0.2))
+    found = known(paired_difference(first + 0.1 + 0.2, first))
     assert found.mean == pytest.approx(0.3)
     assert found.ci_low is None
 

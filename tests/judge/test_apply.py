@@ -169,6 +169,18 @@ def test_a_repeated_answer_that_was_deleted_is_left_out_of_the_judges_consistenc
     assert applied.self_agreement.n == 3, "the tips of the answer that was not deleted"
 
 
+def test_a_repeated_tip_that_lost_a_score_is_left_out_of_the_judges_consistency(driver: SheetDriver) -> None:
+    driver.judged_by("anna")
+    record_cells(driver.store, models=("gamma:3b",))
+    judging = driver.export("anna").stored
+    repeat = next(entry.run_id for entry in judging.entries if entry.kind is ItemKind.REPEAT)
+    assert repeat
+    driver.remove_score(repeat, "anna", "tone")
+    applied = driver.apply(fill(judging))
+    assert applied.self_agreement is not None
+    assert applied.self_agreement.n == 5, "of 6 repeated tips"
+
+
 # Nothing finished, blank items
 
 

@@ -147,6 +147,16 @@ def test_agreement_of_two_judges_separates_similar_from_random() -> None:
     assert all(value is not None and abs(value) < 0.4 for value in found["random"].values())
 
 
+def test_a_scale_that_a_stored_tip_lacks_is_left_out_of_the_agreement(driver: SheetDriver) -> None:
+    for judge in ("anna", "ben"):
+        driver.judged_by(judge, everything=True)
+    before = status(driver).alpha
+    driver.remove_score(next(iter(driver.cells())), "anna", "tone")
+    after = status(driver).alpha
+    assert after["tone"] not in (None, before["tone"])
+    assert after == {**before, "tone": after["tone"]}
+
+
 def _copied(source: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     """The second sheet with the first one's scores wherever the tips are the same."""
     given = {tip["tip"]: tip["scores"] for item in source["items"] for tip in item["tips"]}

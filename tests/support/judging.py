@@ -23,7 +23,7 @@ from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.cell_run import CollectContext, cell_run
 from tipbench.record.generation import GeneratedCell
-from tipbench.record.run import NewRun, StoredRun
+from tipbench.record.run import NewRun, RunChange, StoredRun
 from tipbench.record.store import Experiment, MemoryStore, RunStore
 
 EXPERIMENT = "tip-bench-judging"
@@ -192,6 +192,13 @@ class SheetDriver:
     def scores(self) -> dict[str, CellScores]:
         found = self.store.read(self.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
         return {run.run_id: read_scores(texts.get(SCORES)) for run, texts in found}
+
+    def remove_score(self, run_id: str, judge: str, scale: str) -> None:
+        """Remove a judge's score of a cell's first tip, as somebody could by hand in MLflow."""
+        _, texts = self.store.get(run_id)
+        raw = json.loads(texts[SCORES])
+        del raw["judges"][judge]["tips"][0]["scores"][scale]
+        self.store.update(run_id, RunChange(texts={SCORES: json.dumps(raw)}, at_ms=1))
 
     def everything(self) -> dict[str, tuple[StoredRun, dict[str, str]]]:
         """All runs with the texts that judging writes, to compare before and after."""

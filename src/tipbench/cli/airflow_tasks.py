@@ -139,10 +139,10 @@ def _open_conf_experiment(conf: Conf) -> Iterator[tuple[CollectConfig, MlflowSto
     settings = load_settings()
     config = read_conf(conf, settings)
     with open_store(settings, config.mlflow_url) as store:
-        yield config, store, _wait_for_mlflow(config, lambda: existing_experiment(store, config.experiment))
+        yield config, store, _with_retries(config, lambda: existing_experiment(store, config.experiment))
 
 
-def _wait_for_mlflow(config: CollectConfig, read_experiment: Callable[[], Experiment]) -> Experiment:
+def _with_retries(config: CollectConfig, read_experiment: Callable[[], Experiment]) -> Experiment:
     """Return the experiment; retries while MLflow is unavailable, for at most `server_wait_s`."""
     from tipbench.record.collect import retry_while_unavailable
 
@@ -246,7 +246,7 @@ def compare(conf: Conf) -> dict[str, Any]:
         }
 
 
-# URL of the Ollama server by collect task. Without listed hosts there is one task; its None means the configured URL.
+# URL of the Ollama server by collect task. Without listed hosts there is one task, with None: the configured URL.
 TaskUrls = Mapping[str, str | None]
 
 
@@ -392,7 +392,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
     with open_or_start_mlflow(settings, config.mlflow_url) as mlflow:
         print_message(f"MLflow: {mlflow.description}")
         store = mlflow.store
-        experiment = _wait_for_mlflow(config, lambda: store.ensure_experiment(config.experiment))
+        experiment = _with_retries(config, lambda: store.ensure_experiment(config.experiment))
         now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():
             # An earlier attempt of the task may have recorded it.

@@ -35,9 +35,9 @@ def fit(
     """Fit a prior from a simulation or from the event log.
 
     How much a prior reduces the squared error of predicted rewards is measured on users that it was not fitted on. A
-    simulated prior is also tested on new users of every world: `gain` is the reward per decision minus that without a
-    prior, and `price` the reward per decision minus that with a prior fitted in the same world, usually negative. Use
-    the file with `tipbench serve --prior FILE`.
+    simulated prior is also compared, on new users of every world, with no prior (`gain`) and with a prior fitted in the
+    same world (`price`, usually negative); both are differences in reward per decision. Use the file with
+    `tipbench serve --prior FILE`.
 
     Examples:
 

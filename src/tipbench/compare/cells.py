@@ -90,7 +90,7 @@ class BoardCell:
     """One cell of a board."""
 
     run: StoredRun
-    values: Mapping[str, float]  # the run's metrics, their scores replaced by those that count; empty if none count
+    values: Mapping[str, float]  # the run's metrics, including the scores that count; empty if none count
     flags_are_uncertain: bool = False  # the run's flags may be corrections by a judge whose scores do not count
     recomputed_flags: Mapping[str, float] = field(default_factory=dict)  # used instead of uncertain ones, if known
     rubric: str = ""  # id@sha256 of the rubric of the scores that count
@@ -100,7 +100,7 @@ class BoardCell:
     def metrics(self) -> Mapping[str, float]:
         """`values`; if they are empty, the metrics of the run, with recomputed flags instead of uncertain ones.
 
-        The latter may contain scores of judges that do not count. Use only diversity, speed and flags.
+        The run's metrics may contain scores that do not count. Use only diversity, speed and flags.
         """
         if self.values:
             return self.values
@@ -310,7 +310,7 @@ def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
     matching_names = (
         pair.model,  # MODEL
         str(pair),  # MODEL/PROMPT
-        str(Pair(ALL, on_board.prompt)),  # */PROMPT; for a reference not the recorded prompt, which it does not use
+        str(Pair(ALL, on_board.prompt)),  # */PROMPT; a reference is not found by the prompt it was recorded with
     )
     for name in names:
         if name in matching_names:
@@ -364,7 +364,8 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
     """Return the cell with the scores that count: those of `judge`, or of all people if it is None."""
     judged = run.state == RunState.JUDGED
     rubric = run.tags.get("scores_rubric", "")
-    # tipbench records every floored run as judged. Another state was set outside tipbench.
+    # tipbench records every floored run as judged. If its state was changed outside tipbench, only a provisional board
+    # counts it.
     if run.tags.get("floored") == "true" and (judged or provisional):
         return BoardCell(run, run.metrics, rubric=rubric)
     if judge is None:

@@ -77,8 +77,7 @@ def state_marks(alt: Any, board: Leaderboard, theme: Theme, *, narrow: bool) -> 
     domain = [STATE_TEXTS[state] for state in states]
 
     def encoding(channel: Any, values: list[str]) -> Any:
-        # The field "status" of the rows is the state in words, from STATE_TEXTS.
-        return channel("status:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
+        return channel("state_text:N", legend=legend, scale=alt.Scale(domain=domain, range=values))
 
     return {
         "shape": encoding(alt.Shape, [SHAPES[state] for state in states]),
@@ -267,7 +266,7 @@ def pareto(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) ->
         numbers = f"composite {number(p.composite)}, latency {number(p.latency)} s"
         unbeaten = "; no other pair beats it in both" if p in front else ""
         text = f"{short_name(label_of(board, p.pair), 160)}: {numbers}; {state_text}{unbeaten}"
-        rows.append({"latency": p.drawn_latency, "composite": p.composite, "status": state_text, "text": text})
+        rows.append({"latency": p.drawn_latency, "composite": p.composite, "state_text": state_text, "text": text})
     dots = alt.Chart(alt.Data(values=rows)).mark_point(size=100, opacity=1, strokeWidth=2).encode(
         x=x, y=y, description="text:N", **state_marks(alt, board, theme, narrow=narrow)
     )  # fmt: skip
@@ -395,8 +394,8 @@ def forest_rows(board: Leaderboard, max_length: int = 38) -> list[dict[str, Any]
                 "value": value,
                 "rank": f"rank {rank}" if rank else NOTHING,
                 "state": str(state),
-                "status": STATE_TEXTS[state],
-                "top": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),  # shaded
+                "state_text": STATE_TEXTS[state],
+                "shaded": bool(board.ranking.tied_ranked) and state in (State.LEADER, State.TIED),
                 "text": "; ".join(part for part in parts if part),
             }
         )
@@ -419,7 +418,7 @@ def forest(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False, ti
     x = alt.X("low:Q", scale=x_scale, axis=alt.Axis(title=title, grid=True, tickCount=6))
     base = alt.Chart(alt.Data(values=rows))
     offset = {"yOffset": 8} if narrow else {}  # below the label
-    shading = base.transform_filter("datum.top").mark_rect(color=theme.accent, opacity=0.13).encode(
+    shading = base.transform_filter("datum.shaded").mark_rect(color=theme.accent, opacity=0.13).encode(
         y=y, x=alt.value(0), x2=alt.value("width")
     )  # fmt: skip
     states = [str(state) for state in State]

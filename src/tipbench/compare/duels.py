@@ -180,7 +180,7 @@ class _BradleyTerryModel:
         np.add.at(wins, (self.right, self.left), 1 - self.left_share)
         have_met = wins + wins.T > 0
         # n_pairs − 1 extra wins in total, shared equally by the true entries of `have_met`. Two pairs that met have two
-        # of them: [i, j] and [j, i].
+        # such entries: [i, j] and [j, i].
         extra_wins = (n_pairs - 1) / have_met.sum()
         return np.asarray(wins + have_met * extra_wins)
 

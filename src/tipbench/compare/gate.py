@@ -127,7 +127,7 @@ def evaluate_gate(cells: BoardCells, options: GateOptions) -> GateResult:
     candidate_values = matrix.values[:, matrix.pairs.index(candidate)]
     differences = (candidate_values - baseline_values)[:, None]  # a single column
     (p_value,) = step_down(differences)  # for the JSON; only the interval decides
-    difference = paired_difference(baseline_values, candidate_values, p_value)  # candidate − baseline
+    difference = paired_difference(candidate_values, baseline_values, p_value)
     if difference is None or difference.n < MIN_SCENARIOS or evidence.missing:
         n = difference.n if difference else 0
         why = _unknown_reason(candidate_cells, candidate, baseline, evidence, n)

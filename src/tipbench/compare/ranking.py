@@ -62,9 +62,8 @@ def missing_scores(matrix: ScoreMatrix, *, needs_all_core: bool = False) -> Miss
     pairs, scenarios = [str(pair) for pair in matrix.pairs], list(matrix.scenarios)
     n_core = int(matrix.core.sum())
     if n_core:
-        core = np.flatnonzero(matrix.core)
-        closest = int(matrix.judged[core].sum(axis=0).argmax())
-        lacks = [scenarios[scenario] for scenario in core if not matrix.judged[scenario, closest]]
+        closest = int(matrix.judged[matrix.core].sum(axis=0).argmax())
+        lacks = [scenarios[index] for index in np.flatnonzero(matrix.core & ~matrix.judged[:, closest])]
         n_needed = n_core if needs_all_core else min(MIN_SCENARIOS, n_core)
         return MissingScores(n_core, n_needed, n_pairs=len(pairs), closest=pairs[closest], lacks=tuple(lacks))
     closest = int(matrix.judged.sum(axis=1).argmax())
@@ -236,26 +235,26 @@ def rank(matrix: ScoreMatrix, options: RankOptions | None = None, references: Sc
     tested_scores = np.where(look_scenarios[:, None], values[:, ranked], np.nan)
     ranked_rows = _with_ranks([row for row in rows if row.is_ranked], tested_scores, options)
     ranked_rows.sort(key=lambda row: (row.rank or 0, row.pair))
-    unranked_rows = sorted((row for row in rows if not row.is_ranked), key=_order_without_rank)
+    other_rows = sorted((row for row in rows if not row.is_ranked), key=_order_without_rank)
     stale_rows = [
         PairResult(pair, is_ranked=False, estimate=None, adjusted_mean=None, is_stale=True)
         for pair in sorted(options.stale)
     ]
-    # All ranked pairs but the leader: each shares scenarios with it, so it has a difference.
+    # Every ranked pair except the leader has a difference, because it shares scenarios with the leader.
     rivals = {row.pair: row.to_leader for row in ranked_rows if row.to_leader is not None}
     tied = {pair: difference for pair, difference in rivals.items() if not difference.separated}
-    undecided_rows = [row for row in unranked_rows if row.pair not in options.silent]
+    unranked_rows = [row for row in other_rows if row.pair not in options.silent]
     # A pair with too few scores to be ranked is not tested, so it may still be the best.
-    too_few_judged = [row.pair for row in undecided_rows if row.estimate] if leader is not None else []
+    too_few_judged = [row.pair for row in unranked_rows if row.estimate] if leader is not None else []
     sds = [difference.sd for difference in rivals.values() if difference.sd]
     median_sd = float(np.median(sds)) if sds else None
     n_tested = int((look_scenarios & core).sum())
     reference_rows = _reference_rows(references, leader_pair, leader_values, look_scenarios, options)
     ranking = Ranking(
-        rows=(*ranked_rows, *unranked_rows, *stale_rows),
+        rows=(*ranked_rows, *other_rows, *stale_rows),
         leader=leader_pair,
         tied=(*tied, *too_few_judged),
-        decided=bool(rivals) and not undecided_rows and all(difference.worse for difference in rivals.values()),
+        decided=bool(rivals) and not unranked_rows and all(difference.worse for difference in rivals.values()),
         units_needed=_scenarios_needed(tied, shrinkage, options.level, n_core),
         smallest_detectable=smallest_detectable(
             median_sd, n_tested or n_core, comparisons=len(rivals), level=options.level
@@ -341,9 +340,8 @@ def _differences(
     tested_values = np.where(scenarios[:, None], matrix.values[:, family], np.nan)
     differences = simultaneous_differences(tested_values, other_values, options.level, n_flips=options.n_flips)
     tested = {matrix.pairs[column]: difference for column, difference in zip(family, differences, strict=True)}
-    # A pair is a column of the matrix, but a row of the board, hence `row`.
     return {
-        pair: tested.get(pair) or untested(paired_difference(other=other_values, row=matrix.values[:, column]))
+        pair: tested.get(pair) or untested(paired_difference(matrix.values[:, column], other_values))
         for column, pair in enumerate(matrix.pairs)
         if pair != other
     }
@@ -404,7 +402,7 @@ def _reference_rows(
             difference = _differences(single, is_tested, leader, leader_values, scenarios, options)[pair]
             if difference is not None and difference.n < MIN_SCENARIOS:
                 # Too few shared scenarios for a test: return the difference over all scenarios, untested.
-                difference = untested(paired_difference(other=leader_values, row=values))
+                difference = untested(paired_difference(values, leader_values))
         rows.append(
             PairResult(pair, is_ranked=False, estimate=shown_estimate(values), adjusted_mean=None, to_leader=difference)
         )
@@ -462,7 +460,7 @@ def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage:
     for column, pair in enumerate(matrix.pairs):
         if pair == ranking.leader or pair in ranking.silent:
             continue
-        lead = paired_difference(other=matrix.values[:, column], row=leader_scores)
+        lead = paired_difference(leader_scores, matrix.values[:, column])
         if lead is None or not lead.sd:
             return NextLook(upcoming, power=None)
         power = conditional_power(

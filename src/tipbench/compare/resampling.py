@@ -35,7 +35,7 @@ TOLERANCE = 1e-9  # smaller differences are rounding errors
 
 MAX_EXACT_SCENARIOS = 12  # up to this number of scenarios, every flip is computed
 MAX_CACHED_SCENARIOS = 64  # the flips of more scenarios are not cached
-MAX_R_SQUARED = 1 - 1e-9  # a larger r² is a rounding error
+MAX_R_SQUARED = 1 - 1e-9  # a larger r² is lowered to this, because z² is infinite at 1
 MAX_R_SQUARED_SINGLE = 1 - 1e-3  # the same in single precision
 TAU_GRID = 200  # number of values of τ; see `empirical_bayes`
 
@@ -154,8 +154,8 @@ def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float
 
     The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
     With more it uses critical values, with the same result: each round rejects the statistics above the (1 − level)
-    quantile of the largest, until a round rejects none. The tolerance for rounding errors, and the limits for
-    MANY_COLUMNS, only make the test more conservative.
+    quantile of the largest statistic that no earlier round has rejected, until a round rejects none. The tolerance for
+    rounding errors, and the limits for MANY_COLUMNS, only make the test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:

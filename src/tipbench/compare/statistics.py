@@ -118,7 +118,7 @@ def shown_estimate(values: Floats) -> Estimate | None:
     return replace(estimate, ci_low=None, ci_high=None)
 
 
-def paired_difference(other: Floats, row: Floats, p: float | None = None) -> Difference | None:
+def paired_difference(row: Floats, other: Floats, p: float | None = None) -> Difference | None:
     """Return row − other over their shared scenarios; None if there are none.
 
     There is no interval for fewer than MIN_SCENARIOS scenarios, and no p for fewer than two.
@@ -140,7 +140,7 @@ def simultaneous_differences(
     critical = critical_t(differences, level, n_flips=n_flips)
     family: list[Difference | None] = []
     for column, p, t in zip(values.T, adjusted, critical, strict=True):
-        difference = paired_difference(against, column, p)
+        difference = paired_difference(column, against, p)
         if difference is not None:
             difference = _with_simultaneous_interval(replace(difference, level=level), t)
         family.append(difference)
@@ -252,7 +252,7 @@ def scenarios_needed(
         if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
-    # The smallest n that is enough: `bisect_left` returns `high`, the end of its range, if no n below is.
+    # The smallest n that is enough. If none below `high` is, `bisect_left` returns `high`, the end of its range.
     return bisect_left(range(high), x=True, lo=low, key=enough)
 
 

@@ -249,9 +249,10 @@ class SheetApplier:
             # Not `counted`, which depends on the rubrics of other judges.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
-                # The lengths differ only if another program has changed the run.
+                # Lengths or scales differ only if another program has changed the run.
                 for old, new in zip(earlier.tips, self._scores[item].tips, strict=False):
-                    yield old.scores, new.scores
+                    if old.scores.keys() == new.scores.keys():
+                        yield old.scores, new.scores
 
     def _save_scores(self, result: ApplyResult, *, final: bool) -> None:
         """Save all scores in the sheet's run, unless nothing has changed. Called before any cell is updated."""
@@ -440,10 +441,12 @@ def alpha_by_scale(rubric: Rubric, cells: Iterable[CellScores]) -> dict[str, flo
     for cell in cells:
         judgements = [judgement for judgement in cell.counted if judgement.rubric == rubric.tag]
         scores_by_tip += zip(*(judgement.tips for judgement in judgements), strict=False)
-    return {
-        scale.name: alpha(scale, [[score.scores[scale.name] for score in scores] for scores in scores_by_tip])
-        for scale in rubric.scales
-    }
+
+    def scores_on(scale: str) -> list[list[int]]:
+        # A tip lacks a scale only if another program has changed the run.
+        return [[score.scores[scale] for score in scores if scale in score.scores] for scores in scores_by_tip]
+
+    return {scale.name: alpha(scale, scores_on(scale.name)) for scale in rubric.scales}
 
 
 def control_scores(entries: Sequence[SheetEntry], scores: Mapping[str, ItemScore]) -> Iterator[ControlScore]:

@@ -297,7 +297,7 @@ def _base64url(content: bytes) -> str:
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OPERATOR_PREFIX = "environment-"  # of the token id of TIPBENCH_ADMIN_TOKEN, a token that is not stored
+_OPERATOR_PREFIX = "environment-"  # begins the token id of TIPBENCH_ADMIN_TOKEN, which is not in the TokenStore
 _REJECTED = "The token is invalid, expired or revoked. Create one with `tipbench token create`."
 
 # For the OpenAPI document only; `authenticate` reads the credentials itself.
@@ -347,7 +347,7 @@ class TokenGuard:
         """Authenticate a token. Raises Unauthorised, Forbidden for a refused role, or TooManyAttempts.
 
         The rate limit applies to invalid tokens only, so that failed attempts of others do not lock out a valid client.
-        It limits load and log messages; tokens are too long to be guessed.
+        Its purpose is to limit load and log messages; tokens are too long to be guessed anyway.
         """
         if len(secret) > MAX_TOKEN_LENGTH:
             secret = ""  # rejected below like every invalid token, without hashing a long text

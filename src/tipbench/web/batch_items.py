@@ -36,7 +36,7 @@ class BatchRequest(RequestBody):
         None,
         ge=1,
         le=MAX_ANSWERS,
-        description="Maximum number of answers, taken scenario by scenario, or of duels in a new batch.",
+        description="Maximum size of a new batch: number of answers, taken scenario by scenario, or of duels.",
     )
 
 
@@ -127,7 +127,7 @@ class BatchList(Shape):
     next: NextCursor
 
 
-# The judge's answer, in fields named `answer`. `AnswerShape` of web.api.models is a model's answer.
+# `AnswerShape` of web.api.models is another class: a model's answer.
 class AnswerShape(Shape):  # the scores and flags, or the winner, are extra fields
     """What the judge has entered for an item: the state with the scores and flags, or with the winner of a duel."""
 

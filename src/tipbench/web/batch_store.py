@@ -87,7 +87,7 @@ class ItemVersion:
     updated: float = 0.0  # Unix seconds
 
     def is_result_of(self, cause: Cause, version: int) -> bool:
-        """Return whether `cause` created this version from `version`: the same request again is then a retry."""
+        """Return whether `cause` created this version from `version`. If so, the same request again is a retry."""
         return self.cause == cause and self.version == version + 1
 
 

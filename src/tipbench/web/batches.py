@@ -274,10 +274,10 @@ class BatchService:
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
 
-    def status_applied_outside(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of an open batch whose scores were applied outside the panel; else None.
+    def status_before_close(self, sheet: str) -> Status | None:
+        """Return the status in MLflow of an open batch that was never closed in the panel, else None.
 
-        None also for a batch that was closed in the panel and reopened.
+        Its sheet has a status there if it was applied from a file, or if a close was interrupted.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
@@ -368,7 +368,7 @@ class BatchService:
             return batch
         versions = self._store.items(batch.sheet).values()
         has_judgements = any(saved.judgement.state is not State.EMPTY for saved in versions)
-        if has_judgements or self.status_applied_outside(batch.sheet) is None:
+        if has_judgements or self.status_before_close(batch.sheet) is None:
             return batch
         try:
             with self._locked_mlflow() as store:

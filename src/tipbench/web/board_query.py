@@ -430,7 +430,7 @@ def pair_view(queries: Queries, store: RunStore, experiment: Experiment, query: 
 
 
 def _other_row(board: Leaderboard, standing: Standing) -> OtherRow | None:
-    """Return the first of baseline, leader and runner-up that is another row; if none is, the next row with a score."""
+    """Return the baseline, else the leader, else the first row with a score; never the row itself."""
     rows = {each.pair: each for each in (*board.standings, *board.references)}
     named_rows: tuple[tuple[Pair | None, OtherRole, Difference | None], ...] = (
         (board.baseline, "baseline", standing.result.to_baseline),
@@ -483,10 +483,9 @@ def _comparisons(
 
 
 def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCell]) -> dict[str, Any]:
-    """Return one card per scenario.
+    """Return one card per scenario, although `scenario_answers` has one for each of its content versions.
 
-    A scenario's failed cells may have another content version than its answers. The card is that of the newest answer,
-    or of the newest failed cell if there is no answer.
+    The card is that of the newest answer, or of the newest failed cell if there is no answer.
     """
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
     for cell in cells:

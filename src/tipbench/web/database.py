@@ -10,7 +10,6 @@ from tipbench.sqlite import Database
 FOLDER = "panel"
 FILE = "panel.sqlite"
 
-# A column `place` has the identity of an MLflow server, see `MlflowConnection.identity`.
 _TOKENS = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL,
@@ -18,6 +17,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
 """
+# Here and in _WEBHOOK, a column `place` has the identity of an MLflow server, see `MlflowConnection.identity`.
 # `batch_items` has the current version of each item. `batch_history` has all versions, but the oldest of a batch are
 # deleted to limit its size. `parent` is the version that undo restores. `batch_keys` has the idempotency keys of the
 # requests that opened a batch.

@@ -67,6 +67,7 @@ class PanelMlflow:
         Raises LocalMlflowError if no MLflow is found.
         """
         if self._given is None:
+            # Only to raise: without a running server, `open` may start one.
             find_mlflow(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
         return self.open()
 

@@ -196,8 +196,8 @@ class JobService:
             return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-# Options that the DAG (skip_refused) or the worker (ollama_url) sets unless the request does.
-_SET_BY_WORKERS = {"skip_refused", "ollama_url"}
+# Options that Airflow sets unless the request does: the DAG skip_refused, the worker ollama_url.
+_SET_BY_AIRFLOW = {"skip_refused", "ollama_url"}
 _MAX_OPTION = 16_000  # characters; the command line is limited
 _SHARED_OPTIONS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # of a judge run and a collect
 
@@ -254,7 +254,7 @@ def start_collect(
     if runner == AirflowRunner.name:
         # The panel's values are not sent: the DAG skips refused models by default, and a URL such as localhost is
         # another server for a worker than for the panel.
-        omitted = _SET_BY_WORKERS - target.explicit_keys
+        omitted = _SET_BY_AIRFLOW - target.explicit_keys
         arguments = {name: value for name, value in request.arguments.items() if name not in omitted}
         if target.wait_for_judge:
             arguments[WAIT_FOR_JUDGE] = True

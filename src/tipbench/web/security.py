@@ -339,11 +339,11 @@ class ConcurrencyLimits:
             yield
 
     async def wait_to_respond(self, arrived: float) -> None:
-        """Wait until JUDGES_RESPONSE_S after `arrived`. If that has passed, wait for a random part of it.
+        """Wait until JUDGES_RESPONSE_S after `arrived`; if it is later, wait for a random time up to JUDGES_RESPONSE_S.
 
-        Applying the scores of a real answer also writes the notes of its other judges again. For a control, the notes
-        of another answer are written instead. They can have another length, so without the wait a judge could recognise
-        controls by the response time.
+        Applying the scores of a real answer also writes its other judges' notes again. A control has none, so the notes
+        of another answer are written. They can be longer or shorter, so without the wait the response time could reveal
+        controls.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

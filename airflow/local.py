@@ -98,7 +98,7 @@ def airflow_environment(home: Path, venv: Path, dags: Path, port: int) -> dict[s
     secret = home / "jwt.secret"
     if not secret.exists():
         _write_privately(secret, secrets.token_urlsafe(64))
-    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""  # its components communicate over HTTP
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
     return inherited | {
         "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join(path for path in (source, os.environ.get("PYTHONPATH", "")) if path),
@@ -121,6 +121,7 @@ def airflow_environment(home: Path, venv: Path, dags: Path, port: int) -> dict[s
         "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        # Airflow's components send requests to each other.
         **dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, ("127.0.0.1", "localhost", no_proxy)))),
     }
 
@@ -154,7 +155,7 @@ def _serve(home: Path, environment: Mapping[str, str], passwords: Mapping[str, s
                     stderr=stream,
                     start_new_session=True,  # so that Ctrl-C reaches only this process
                 )
-        if _healthy(f"{url}/api/v2/monitor/health", components.values()):
+        if _wait_until_healthy(f"{url}/api/v2/monitor/health", components.values()):
             api = Api(url, "admin", passwords["admin"])
             _await_dag(api, since)
             # One slot per pool of the DAG, so that each Ollama host runs one model at a time.
@@ -177,8 +178,8 @@ def _running(components: Collection[subprocess.Popen[bytes]]) -> bool:
     return all(component.poll() is None for component in components)
 
 
-def _healthy(url: str, components: Collection[subprocess.Popen[bytes]]) -> bool:
-    """Wait until database, scheduler and DAG processor are healthy; False after the timeout or if a component exits."""
+def _wait_until_healthy(url: str, components: Collection[subprocess.Popen[bytes]]) -> bool:
+    """Return True once database, scheduler and DAG processor are healthy; False if they time out or exit."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while _running(components) and time.monotonic() < deadline:
         try:
@@ -226,17 +227,17 @@ def _await_dag(api: Api, since: datetime) -> None:
 
 
 def _print_next_steps(home: Path, environment: Mapping[str, str], passwords: Mapping[str, str]) -> None:
-    """Print the next steps to stderr, and the URL and users as JSON to stdout."""
-    url, panel, commands = environment["AIRFLOW__API__BASE_URL"], home / "panel.env", home / "airflow.env"
+    """Write panel.env and airflow.env. Print how to use them to stderr, and the URL and users as JSON to stdout."""
+    url, panel_env, airflow_env = environment["AIRFLOW__API__BASE_URL"], home / "panel.env", home / "airflow.env"
     exported = {key: value for key, value in environment.items() if key.startswith("AIRFLOW_")}
     exported |= {key: environment[key] for key in ("PATH", "PYTHONPATH")}
-    _write_privately(commands, "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exported.items()))
+    _write_privately(airflow_env, "".join(f"export {key}={shlex.quote(value)}\n" for key, value in exported.items()))
     variables = {"URL": url, "USERNAME": "bench", "PASSWORD": passwords["bench"]}
-    _write_privately(panel, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
+    _write_privately(panel_env, "".join(f"export TIPBENCH_AIRFLOW_{key}={value}\n" for key, value in variables.items()))
     _print(
         f"Airflow: {url} (press Ctrl-C to stop); user admin, password in {_shown(home / 'passwords.json')}\n"
-        f"A panel that uses it, in another terminal: . {_shown(panel)} && make panel\n"
-        f"A run from the command line: . {_shown(commands)} && airflow dags trigger {DAG}"
+        f"A panel that uses it, in another terminal: . {_shown(panel_env)} && make panel\n"
+        f"A run from the command line: . {_shown(airflow_env)} && airflow dags trigger {DAG}"
     )
     print(json.dumps({"url": url, "users": {name: passwords[name] for name in USERS}}), flush=True)
 

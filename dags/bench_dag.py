@@ -34,8 +34,8 @@ RETRY_COLLECT = {
     "max_retry_delay": timedelta(minutes=10),
     "weight_rule": "absolute",
 }
-# An unload runs before the collect tasks of other runs in the same pool: with the weight rule `absolute`, the priority
-# of a task does not depend on the number of tasks after it.
+# The higher priority of an unload lets it run before the collect tasks of other runs in the same pool. With the weight
+# rule `absolute`, the priority of a task does not depend on the number of tasks after it.
 RETRY_UNLOAD = {**RETRY, "priority_weight": 2, "weight_rule": "absolute"}
 
 
@@ -191,7 +191,7 @@ def skip_unneeded_wait(context: Any) -> None:
     if not context["ti"].xcom_pull(task_ids="export_for_judge")["pending"]:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:
-        # Airflow fails and retries this task if it gets its response within seconds, before its process has ended.
+        # If the response arrives before the process of this task has ended, Airflow fails the task and retries it.
         from tipbench.cli.airflow_tasks import pending_cells
 
         if not pending_cells(conf(context)):

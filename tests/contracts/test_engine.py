@@ -14,7 +14,7 @@ from support.real_ollama import RealOllama
 from support.requests import ask, expect_completion
 from support.threads import in_threads
 from tipbench.errors import ModelRefused
-from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, engine_of
+from tipbench.generate.engine import Completion, Engine, EngineFailure, FailureKind, GenerationRequest, engine_type_of
 from tipbench.generate.llamacpp import LlamaCppEngine
 from tipbench.generate.ollama import OllamaEngine
 from tipbench.generate.template import TemplateEngine
@@ -61,7 +61,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[EngineUnderTest]:
 def test_facts_pin_the_model_by_digest_and_true_size(subject: EngineUnderTest) -> None:
     facts = subject.engine.facts(subject.model)
     assert (facts.model, facts.engine) == (subject.model, subject.engine.name)
-    assert engine_of(subject.model).name == subject.engine.name
+    assert engine_type_of(subject.model).name == subject.engine.name
     assert len(facts.digest) == 64
     assert facts.params_b is not None
     assert facts.params_b < 0.2

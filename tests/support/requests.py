@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tipbench.generate.engine import Completion, EngineFailure, GenerationRequest, engine_of
+from tipbench.generate.engine import Completion, EngineFailure, GenerationRequest, engine_type_of
 from tipbench.plan.collect_config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import load_suite
@@ -15,7 +15,9 @@ SUITE = load_suite("tips")
 
 def planned(model: str = "alpha:135m", digest: str = "sha-alpha", **config: object) -> list[PlannedCell]:
     """A grid over one model."""
-    return plan_grid(SUITE, make_config(config), [ModelIdentity(model, digest, has_prompt=engine_of(model).has_prompt)])
+    return plan_grid(
+        SUITE, make_config(config), [ModelIdentity(model, digest, has_prompt=engine_type_of(model).has_prompt)]
+    )
 
 
 def ask(

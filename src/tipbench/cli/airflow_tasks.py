@@ -29,7 +29,7 @@ from tipbench.cli.options import open_or_start_mlflow, open_store
 from tipbench.cli.progress import INTERRUPTED, LineProgress
 from tipbench.errors import InvalidOption, LockHeld, NotEnoughData, ServerUnavailable, TipbenchError, UsageError
 from tipbench.files import writable_home
-from tipbench.generate.engine import ENGINES, engine_locks, engine_of, refusal_error
+from tipbench.generate.engine import ENGINES, engine_locks, engine_type_of, refusal_error
 from tipbench.http import canonical_url, is_http_url, is_loopback, matching_server, strip_login
 from tipbench.jobs.command import collect_request, command_arguments
 from tipbench.jobs.folder import EVENTS_VARIABLE
@@ -339,7 +339,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
-    local_models = [model for model in config.model_names if engine_of(model).server is None]
+    local_models = [model for model in config.model_names if engine_type_of(model).server is None]
     remote_models = [model for model in config.model_names if model not in local_models]
     accepted: dict[str, dict[str, ModelFacts]] = {model: {} for model in config.model_names}  # model → task → facts
     reasons: dict[str, list[str]] = {model: [] for model in config.model_names}

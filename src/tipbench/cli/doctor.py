@@ -149,7 +149,7 @@ def _check_memory(config: CollectConfig) -> Finding:
 
 
 def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding]:
-    from tipbench.generate.engine import ENGINES, available_models, engine_of
+    from tipbench.generate.engine import ENGINES, available_models, engine_type_of
     from tipbench.generate.ollama_api import OllamaApi
 
     url = strip_login(config.ollama_url)
@@ -175,7 +175,7 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
     else:
         advice = f"Get a model up to {config.max_model_b:g}B, as with `ollama pull gemma3:1b`."
         yield Finding("models", "failed", refused_text or "none installed", advice)
-    on_server = [name for name in config.model_names if engine_of(name).server]
+    on_server = [name for name in config.model_names if engine_type_of(name).server]
     missing = [name for name in on_server if name not in available.accepted and name not in refused]
     if available.accepted and missing:
         advice = f"`tipbench collect --models {','.join(available.accepted)}`, or `ollama pull {missing[0]}`."

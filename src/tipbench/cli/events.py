@@ -70,10 +70,10 @@ def evaluate(
 ) -> None:
     """Estimate a policy's value from another policy's decisions.
 
-    For every logged decision, the policy's probabilities are computed again from the same user's earlier rewards. IPS,
+    For every logged decision, the probabilities of --policy are computed from the same user's earlier rewards. IPS,
     SNIPS and DR estimate its mean reward; DM, the reward model alone, is shown for information. Intervals are 95 %,
-    clustered by user. With 30 tips or more, also shows how well judges' scores predict how often users complete a tip,
-    as a rank correlation: of the composite, and with --catalogue of each scale. Exit 3 if there is not enough data.
+    clustered by user. With 30 tips or more, also shows how well judges' scores predict how often users complete a tip:
+    the rank correlation of the composite, and with --catalogue also of each scale. Exit 3 if there is not enough data.
 
     Examples:
 
@@ -92,7 +92,7 @@ def evaluate(
         print_json(evaluation)
         return
     decisions, users = plural(evaluation["decisions"], "decision"), plural(evaluation["users"], "user")
-    print(f"{policy} from {decisions} of {evaluation['logged_by']} for {users}")
+    print(f"{policy}, estimated from {decisions} of {evaluation['logged_by']} for {users}")
     print(f"logged reward  {estimate_text(evaluation['logged_reward'])}")
     for name, estimate in evaluation["estimates"].items():
         print(f"{name:14} {estimate_text(estimate)}")

@@ -103,10 +103,10 @@ def list_models(
 
 
 def installed_models_hint(command: str, config: CollectConfig, settings: Settings) -> str | None:
-    """Return a hint if none of the requested models may run on the server, else None.
+    """Return a hint if none of the requested models may run on the server.
 
-    The hint names the server's models that may run, with a command line that uses them, or says how to get one. Also
-    None if no requested model needs a server, or if the server does not respond.
+    The hint names the server's models that may run, with a command line that uses them, or says how to get one.
+    Returns None if there is no hint, if no requested model needs a server, or if the server does not respond.
     """
     from tipbench.generate.engine import available_models, engine_types
 

@@ -87,7 +87,7 @@ class LineProgress:
     """Shows events as plain lines: models, failures, messages, and the count every few seconds."""
 
     def __init__(self) -> None:
-        self._block = BlockStarted(model="", total=0)  # of the current model, with `done` updated
+        self._block = BlockStarted(model="", total=0)  # the current model's; `done` is kept up to date
         self._next_line_at = 0.0
         self._lock = threading.Lock()
 
@@ -173,7 +173,8 @@ class BarProgress:
     def _show_recording(self, left: int) -> None:
         if self._recording_bar is None:
             self._recording_bar = self._progress.add_task("recording in MLflow", total=left, speed="")
-        # The journals of dead processes are recorded first, one after the other; a later journal may have more left.
+        # The journals of dead processes are recorded first, one after the other. The next journal may have more results
+        # left than the one before, so the total can grow.
         self._recording_total = max(self._recording_total, left)
         n_recorded = self._recording_total - left
         self._progress.update(self._recording_bar, total=self._recording_total, completed=n_recorded)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tipbench.compare.matrix import ALL, Pair, parse_pair
 from tipbench.compare.ranking import Ranking
 from tipbench.errors import CorruptText, MixedRubrics, NotEnoughData, SuiteError, UsageError
-from tipbench.generate.engine import engine_of
+from tipbench.generate.engine import engine_type_of
 from tipbench.generate.parsing import is_overlong, parse_answer
 from tipbench.judge.material import RAW
 from tipbench.judge.scores import RUBRIC, SCORES, CellScores, read_scores
@@ -77,7 +77,7 @@ class CellFilter:
 
 def is_reference(pair: Pair) -> bool:
     """Return whether a pair is a reference, which is compared with the leader but not ranked."""
-    return engine_of(pair.model).is_reference
+    return engine_type_of(pair.model).is_reference
 
 
 def without_reference_prompt(pair: Pair) -> Pair:

@@ -122,8 +122,8 @@ def make_decision(
     reason = validate_reason(reason)
     board_text = json.dumps(board.to_json(), ensure_ascii=False, indent=1)
     chosen_runs = [cell.run for cell in cells.cells if cell.pair == chosen and not cell.failed]
-    # Sorted, so that equal data have equal evidence. Failed cells come first, so that answers overwrite them in the
-    # dicts below: a cell that failed after the last answer may have the hash of newer content.
+    # Sorted, so that equal data have equal evidence. Failed cells come first: the dicts below keep the last value of a
+    # key, which has to be that of an answer.
     ordered_cells = sorted(cells.cells, key=lambda cell: (not cell.failed, cell.scenario, cell.pair, cell.run.run_id))
     evidence = Evidence(
         model_digest=_common_value(run.params.get("model_digest") for run in chosen_runs),

@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def evidence(self) -> Evidence | None:
-        """Return which models were seen in memory so far; None if no other client can use the engine."""
+        """Return which models were seen in the server's memory so far; None for an engine without a server."""
         ...
 
     def foreign_between(self, start: float, end: float) -> bool:
@@ -237,7 +237,7 @@ def free_memory(model: str, config: CollectConfig) -> FreeMemory:
 
     VRAM is that of the NVIDIA card with the most free memory; other vendors' tools differ too much to rely on.
     """
-    if not engine_of(model).runs_here(config):
+    if not engine_type_of(model).runs_here(config):
         return FreeMemory()
     ram = vram = None
     with suppress(OSError):
@@ -287,7 +287,7 @@ class EngineType:
         return url is None or is_loopback(url)
 
     def resource(self, config: CollectConfig) -> str:
-        """Return the name of the resource that it occupies: its server, or itself on this machine."""
+        """Return the name of what two jobs must not use at once: the server, or this engine on this machine."""
         url = self.server_url(config)
         return f"{self.label} on this machine" if url is None else f"{self.label} at {canonical_url(url)}"
 
@@ -337,7 +337,7 @@ ENGINES: dict[str, EngineType] = {
 }
 
 
-def engine_of(model: str) -> EngineType:
+def engine_type_of(model: str) -> EngineType:
     """Return the engine type named by the prefix of a model's name; Ollama for all other names."""
     prefix, _, _ = model.partition(":")
     return ENGINES.get(prefix, _OLLAMA)
@@ -345,7 +345,7 @@ def engine_of(model: str) -> EngineType:
 
 def engine_types(models: Iterable[str]) -> list[EngineType]:
     """Return the engine types that the models need, each once."""
-    return list(dict.fromkeys(map(engine_of, models)))
+    return list(dict.fromkeys(map(engine_type_of, models)))
 
 
 def engine_locks(config: CollectConfig, home: Path, purpose: str) -> dict[str, ResourceLock]:
@@ -377,7 +377,7 @@ def model_facts(engines: Mapping[str, Engine], config: CollectConfig) -> tuple[d
     accepted: dict[str, ModelFacts] = {}
     refused: dict[str, str] = {}
     for model in config.model_names:
-        found = _look_up(engines[engine_of(model).name], model, config)
+        found = _look_up(engines[engine_type_of(model).name], model, config)
         if found.refusal is not None:
             refused[model] = found.refusal
         elif found.facts is not None:

@@ -20,7 +20,7 @@ _RATIONALE_KEYS = frozenset(
     {"rationale", "rational", "reason", "reasoning", "why", "explanation", "justification", "benefit"}
 )
 _TITLE_KEYS = frozenset({"title", "headline", "heading", "name"})
-# "" is the key "1" after `_normalise_key`.
+# `_normalise_key` makes "" of keys without letters, such as "1".
 _DESCRIPTION_KEYS = frozenset({"", "text", "description", "content", "body", "detail", "details", "message", "value"})
 _MAX_KEY_CHARS = 40  # longer keys are not normalised
 
@@ -309,7 +309,7 @@ def _list_tips(text: str) -> list[Tip]:
     if n_labels > 1:
         item_start_kinds = {_LineKind.LABEL}  # numbered lines are then details of a tip
     elif n_labels or any(line.kind is _LineKind.NUMBER for line in lines):
-        item_start_kinds = {_LineKind.LABEL, _LineKind.NUMBER}  # one of the numbered lines may have a label too
+        item_start_kinds = {_LineKind.LABEL, _LineKind.NUMBER}  # a numbered line with a label has the kind LABEL
     else:
         item_start_kinds = {_LineKind.BULLET}
     items: list[_Item] = []

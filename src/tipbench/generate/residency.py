@@ -48,7 +48,7 @@ class Evidence:
     samples: int = 0  # with a response
     most_resident: int = 0  # models in memory at the same time
     largest_gap_s: float = 0.0  # between two samples with a response, or from the start to the first
-    handovers: int = 0  # times that the memory was empty after a model was released
+    handovers: int = 0  # how often the memory was seen empty after a model was released
     unknown_samples: int = 0  # without a response; not in `samples`
     foreign: tuple[str, ...] = ()  # models that other clients loaded
     handover_s: tuple[float, ...] = ()  # of each handover, from the release of a model to the empty memory
@@ -119,8 +119,8 @@ class Monitor:
     def foreign_between(self, start: float, end: float) -> bool:
         """Return whether a foreign model may have been in memory between two times of the monotonic clock."""
         with self._lock:
-            # A foreign model in the newest sample counts: it may have been loaded before `end`. So does one seen up to
-            # two intervals before `start`: it may have remained.
+            # A model may have been loaded before `end` although only the newest sample, taken later, shows it. And a
+            # model last seen up to two intervals before `start` may still have been in memory then.
             earliest = start - 2 * self._interval_s
             return self._foreign_in_last_sample or any(earliest <= at <= end for at in self._foreign_times)
 

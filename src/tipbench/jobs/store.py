@@ -100,9 +100,10 @@ class JobStore:
     # Requests
 
     def add(self, request: JobRequest, key: str | None = None) -> Submitted:
-        """Queue a request, unless there is a job with its idempotency key or an unfinished retry of `request.retry_of`.
+        """Queue a request as a new job, or return the existing job that it repeats.
 
-        In that case, returns that job or retry. Raises JobConflict if the job with this key has a different request.
+        That is the job with the same idempotency key or, for a retry, an unfinished retry of the same job. Raises
+        JobConflict if the job with this key has a different request.
         """
         arguments, private = dict(request.arguments), dict(request.private)
         # Requests with the same key must be equal in these values; the caller and the runner may differ.
@@ -206,8 +207,9 @@ class JobStore:
     def claim(self, job_id: str) -> Job | None:
         """Mark a queued job as starting and return it; None if it has started or its cancel was requested.
 
-        From then on, `request_cancel` only saves the request. A claim is not exclusive: the job can be claimed
-        again while it is queued, for example if the runner's server was unavailable. `Runner.start` starts it once.
+        Its state stays `queued` until it has started. Until then it can be claimed again, for example if the runner's
+        server was unavailable; `Runner.start` starts it only once. After a claim, `request_cancel` does not end the
+        job itself: it only records that it should be cancelled.
         """
         with self._db.transaction() as db:
             cursor = db.execute(

@@ -172,7 +172,7 @@ class SheetApplier:
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # Without `n_deleted`: an item that increases it has a run, so the judge would know it is no control.
+            # `n_deleted` stays None: an item that increases it has a run, so the judge would know it is not a control.
             return result
         return replace(result, n_deleted=len(self._deleted & self._cell_items.keys()))
 

@@ -39,8 +39,8 @@ class ExportRequest:
     rejudge: bool = False  # also include cells scored under another rubric
     seed: int | None = None
     suite: str | None = None
-    provisional: bool = False  # for an automatic judge whose scores never count as a person's
-    first: tuple[str, ...] = ()  # scenarios to select right after those of the experiment's design, in this order
+    provisional: bool = False  # whether its scores will be provisional
+    preferred_scenarios: tuple[str, ...] = ()  # selected before all others except those of the design, in this order
     only: frozenset[str] | None = None  # runs that may be included; None for all
     without: frozenset[str] = frozenset()  # runs to exclude
 
@@ -71,9 +71,9 @@ def export_sheet(
 ) -> ExportResult:
     """Create a sheet and store it in MLflow. If `cells` is None, they are read from MLflow.
 
-    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge` and without `provisional`, floor
-    scores of another rubric are updated to the current one when the finished sheet is applied and not held. If there
-    is nothing to score, they are updated before NotEnoughData is raised.
+    Raises NotEnoughData if there is nothing for this judge to score. With `rejudge`, floor scores of another rubric are
+    updated too, unless the sheet is provisional: when the scores of the finished sheet count, or here if there is
+    nothing to score.
     """
     if request.judge and not request.provisional:
         check_no_duels(store, experiment, request.judge)
@@ -93,7 +93,7 @@ def export_sheet(
     scenarios_with_controls = {control.scenario for control in material.controls}
     design = read_design(experiment.tags)
     planned_scenarios = design.scenarios if design else ()
-    first_scenarios = (*planned_scenarios, *request.first)
+    first_scenarios = (*planned_scenarios, *request.preferred_scenarios)
     seed = random.SystemRandom().randrange(2**63) if request.seed is None else request.seed
     rng = random.Random(seed)  # noqa: S311 - for shuffling, not a secret
     chosen = choose_cells(eligible, request, scenarios_with_controls, rng, first_scenarios)
@@ -121,8 +121,8 @@ def export_sheet(
     entries = compose_entries(chosen)
     n_added = 0
     if request.limit is not None and not request.provisional and _count_control_tips(entries) < MIN_CONTROLS:
-        # Add the remaining cells, scenario by scenario, beginning with scenarios already on the sheet, until there is
-        # room for enough control tips. If there never is, add none.
+        # More cells make room for more control tips. Add the remaining cells, scenario by scenario, beginning with
+        # scenarios already on the sheet, until there are enough. If even all cells are not enough, add none.
         restarted_rng = random.Random(seed)  # noqa: S311 - same seed, same order of scenarios
         without_limit = replace(request, limit=None)
         all_cells = choose_cells(eligible, without_limit, scenarios_with_controls, restarted_rng, first_scenarios)
@@ -188,7 +188,7 @@ def choose_cells(
             n_shared += len(group)
     if request.limit is None:
         return [cell for group in (*unscored_groups, *shared_groups) for cell in group]
-    # The shared cells should be at most `overlap` times the unscored ones. So the sheet gets at least
+    # With a limit, the sheet may also have at most `overlap` shared cells per unscored cell. So it gets at least
     # limit / (1 + overlap) unscored cells, or all unscored ones if there are fewer.
     min_unscored = _round_up(request.limit / (1 + request.overlap))
     n_unscored = min(len(unscored), max(min_unscored, request.limit - n_shared))

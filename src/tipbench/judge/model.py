@@ -23,7 +23,7 @@ from tipbench.generate.engine import (
     build_engines,
     close_engines,
     engine_locks,
-    engine_of,
+    engine_type_of,
     free_memory,
     memory_needed,
     memory_warning,
@@ -335,7 +335,7 @@ def open_model_judge(
     """
     # num_predict is not used, because each question sets its own limit. 1 is valid with any num_ctx.
     config = make_config({"num_predict": 1, "ollama_url": ollama_url, **settings, "models": model})
-    if config.model_names != (model,) or engine_of(model).server is None:
+    if config.model_names != (model,) or engine_type_of(model).server is None:
         raise UsageError(
             f"The judge must be one model of the Ollama server, such as ollama:qwen2.5:1.5b (got {model[:80]!r})."
         )

@@ -62,7 +62,7 @@ def extend_design(before: Design | None, scenarios: Iterable[str], option: Looks
         return make_design(wanted, option)
     if set(wanted) <= set(before.scenarios):
         return before
-    # With "auto", so many scenarios would have had several looks.
+    # With "auto", a design of this size has several looks.
     was_option_one = len(before.looks) == 1 and len(before.scenarios) > _LOOK_INTERVAL
     return make_design((*before.scenarios, *wanted), "one" if was_option_one else option)
 

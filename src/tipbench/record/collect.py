@@ -22,7 +22,7 @@ from tipbench.generate.engine import (
     build_engines,
     close_engines,
     engine_locks,
-    engine_of,
+    engine_type_of,
     engine_types,
     model_facts,
     refusal_error,
@@ -134,7 +134,7 @@ class Collector:
             self._engines[engine_type.name].start()
         n_cells_by_model = {model_plan.model: model_plan.cells for model_plan in self._plan.models}
         for model, cells in missing_blocks:
-            engine, facts = self._engines[engine_of(model).name], self._plan.facts[model]
+            engine, facts = self._engines[engine_type_of(model).name], self._plan.facts[model]
             self._model_total = n_cells_by_model[model]
             self._model_done = self._model_total - len(cells)
             self._model_failed = 0
@@ -263,7 +263,7 @@ class CollectEnvironment:
 
     home: Path
     open_mlflow: Callable[[], MlflowConnection]  # called after the models are accepted
-    free_memory: Callable[[str], FreeMemory]  # of the machine that runs the model of this name
+    free_memory: Callable[[str], FreeMemory]  # for the model of this name; unknown if it runs on another machine
     observer: Observer
 
     def message(self, text: str) -> None:

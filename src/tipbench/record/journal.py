@@ -130,7 +130,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
     other_keys = value.keys() - {"put", "kept", "v"}
-    if other_keys and not checksum:  # the other key is a damaged checksum; an intact one matches _CHECKSUM
+    if other_keys and not checksum:  # an intact checksum matches _CHECKSUM, so the other key is a damaged one
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])

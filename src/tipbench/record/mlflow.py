@@ -256,9 +256,9 @@ class MlflowStore:
         content = fetch(None)
         previous_token = None
         while True:
-            requested = None
+            next_content = None
             if read_ahead and (token := _next_token(content)):
-                requested = _in_background(fetch, token)
+                next_content = _in_background(fetch, token)
             page = self._http.parse(content)
             next_token = page.get("next_page_token")
             yield from self._parse(page.pop(key, []), list)
@@ -266,7 +266,7 @@ class MlflowStore:
                 return
             if next_token == previous_token:
                 raise MlflowError(f"MLflow at {self.url} returns the same page repeatedly ({path}).")
-            content = requested.result() if requested else fetch(next_token)
+            content = next_content.result() if next_content else fetch(next_token)
             previous_token = next_token
 
     def _parse(self, raw: Any, parse: Callable[[Any], Parsed]) -> Parsed:
@@ -362,7 +362,7 @@ def find_mlflow(
             status = local.status()
             is_local = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
             if is_local and not status.running:
-                is_local = not http.is_mlflow()  # an MLflow that responds is another one, on the stopped one's port
+                is_local = not http.is_mlflow()  # the local one is stopped: an MLflow on its port is another one
             if is_local:
                 return MlflowServer(url, local_identity, f"local MLflow at {http.url}")
             return MlflowServer(url, canonical_url(http.url), f"MLflow at {http.url}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tipbench.generate.engine import FreeMemory, ModelFacts, engine_of, memory_needed, memory_warning
+from tipbench.generate.engine import FreeMemory, ModelFacts, engine_type_of, memory_needed, memory_warning
 from tipbench.plan.collect_config import CollectConfig
 from tipbench.plan.design import Design, make_design
 from tipbench.plan.grid import (
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def n_stale(self) -> int:
-        """Number of runs with a planned cell's names, but another key: weights, prompt or scenario changed since."""
+        """Number of runs of planned cells that are outdated: the weights, the prompt or the scenario has changed."""
         keys = {planned.key for planned in self.cells}
         planned_cells = [planned.cell for planned in self.cells]
         names = {(cell.model, cell.prompt, cell.scenario, str(cell.repeat)) for cell in planned_cells}
@@ -139,9 +139,9 @@ def make_plan(
     recorded: RecordedCells,
     free_memory: Callable[[str], FreeMemory],
 ) -> Plan:
-    """Build the plan. `free_memory` returns the free memory of the machine that runs a model, if that is this one."""
+    """Build the plan. `free_memory` returns the free memory for a model; unknown if it runs on another machine."""
     identities = [
-        ModelIdentity(each.model, each.digest, each.can_think, engine_of(each.model).has_prompt)
+        ModelIdentity(each.model, each.digest, each.can_think, engine_type_of(each.model).has_prompt)
         for each in facts.values()
     ]
     grid = plan_grid(suite, config, identities)
@@ -156,7 +156,7 @@ def make_plan(
         s_per_cell = None
         if latencies:
             s_per_cell = statistics.fmean(latencies)
-        elif not engine_of(model).holds_weights:
+        elif not engine_type_of(model).holds_weights:
             s_per_cell = 0.0  # a template
         elif model_facts.file_bytes:
             tokens = min(config.num_predict, config.n_tips * _ROUGH_TOKENS_PER_TIP)
@@ -208,7 +208,7 @@ def configured_cells(store: RunStore, experiment_id: str, config: CollectConfig)
     pairs = {
         (model, prompt.version, prompt.hash)
         for model in config.model_names
-        for prompt in (prompts if engine_of(model).has_prompt else [WITHOUT_PROMPT])
+        for prompt in (prompts if engine_type_of(model).has_prompt else [WITHOUT_PROMPT])
     }
     configured = [
         run

@@ -1,4 +1,4 @@
-"""Reads, counts and filters runs. Finds those that results exclude: duplicate runs of a cell, and stale runs."""
+"""Reads, counts and filters runs. Finds runs that do not count: duplicate runs of a cell, and stale runs."""
 
 from __future__ import annotations
 

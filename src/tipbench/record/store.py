@@ -130,10 +130,10 @@ class MemoryStore:
             run_id = existing.written_id
             if run_id is None:
                 run_id = existing.half_written_id or self.begin(experiment_id, run)
-                stored = self._runs[run_id]
-                stored.text_tags = {key: value for key, value in tags.items() if is_text_tag(key)}
-                stored.run = replace(
-                    stored.run,
+                memory_run = self._runs[run_id]
+                memory_run.text_tags = {key: value for key, value in tags.items() if is_text_tag(key)}
+                memory_run.run = replace(
+                    memory_run.run,
                     status="FINISHED" if run.ok else "FAILED",
                     end_ms=run.end_ms,
                     params=dict(run.params),
@@ -183,33 +183,32 @@ class MemoryStore:
     ) -> list[tuple[StoredRun, dict[str, str]]]:
         with self._lock_or_raise():
             matching = [
-                stored
-                for stored in self._runs.values()
-                if stored.experiment_id == experiment_id
-                and (include_half_written or stored.run.status in wire.WRITTEN_STATUSES)
-                and wire.matches(stored.run, where)
+                memory_run
+                for memory_run in self._runs.values()
+                if memory_run.experiment_id == experiment_id
+                and (include_half_written or memory_run.run.status in wire.WRITTEN_STATUSES)
+                and wire.matches(memory_run.run, where)
             ]
-            matching.sort(key=lambda stored: (-stored.run.start_ms, stored.run.run_id))
-            return [(stored.run, stored.text_tags) for stored in matching[:limit]]
+            matching.sort(key=lambda memory_run: (-memory_run.run.start_ms, memory_run.run.run_id))
+            return [(memory_run.run, memory_run.text_tags) for memory_run in matching[:limit]]
 
     def get(self, run_id: str) -> tuple[StoredRun, dict[str, str]]:
         with self._lock_or_raise():
-            stored = self._stored_run(run_id)
-            return stored.run, from_tags(stored.text_tags)
+            memory_run = self._memory_run(run_id)
+            return memory_run.run, from_tags(memory_run.text_tags)
 
     def update(self, run_id: str, change: RunChange) -> None:
         with self._lock_or_raise():
-            stored = self._stored_run(run_id)
-            batches = wire.change_batches(change, wire.CurrentRun(stored.run, stored.text_tags))
-            text_tags = wire.text_tags_after(stored.text_tags, batches)
+            memory_run = self._memory_run(run_id)
+            run = memory_run.run
+            batches = wire.change_batches(change, wire.CurrentRun(run, memory_run.text_tags))
+            text_tags = wire.text_tags_after(memory_run.text_tags, batches)
             for key in change.texts:
                 for tag in unneeded_tags(key, text_tags):
                     del text_tags[tag]
-            stored.text_tags = text_tags
+            memory_run.text_tags = text_tags
             metrics = {key: float(number) for key, number in change.metrics.items()}
-            stored.run = replace(
-                stored.run, metrics={**stored.run.metrics, **metrics}, tags={**stored.run.tags, **change.tags}
-            )
+            memory_run.run = replace(run, metrics={**run.metrics, **metrics}, tags={**run.tags, **change.tags})
 
     def mark_changed(self, experiment_id: str) -> None:
         self.tag_experiment(experiment_id, {})
@@ -220,11 +219,11 @@ class MemoryStore:
             tags = {**experiment.tags, **tags, wire.REVISION_TAG: uuid.uuid4().hex}
             self._experiments[experiment_id] = replace(experiment, tags=tags)
 
-    def _stored_run(self, run_id: str) -> _MemoryRun:
-        stored = self._runs.get(run_id)
-        if stored is None:
+    def _memory_run(self, run_id: str) -> _MemoryRun:
+        memory_run = self._runs.get(run_id)
+        if memory_run is None:
             raise MlflowError(f"There is no run {run_id}.", code="RESOURCE_DOES_NOT_EXIST", status=404)
-        return stored
+        return memory_run
 
     def _lock_or_raise(self) -> threading.RLock:
         """Return the lock; raises MlflowUnavailable while `away` is set."""

@@ -10,8 +10,8 @@ The writer of a text may die at any moment, so readers follow these rules:
 - KEY.meta is empty or missing, and KEY exists: the text is the value of KEY.
 - KEY.meta is empty, and KEY is missing: the first text is still being written.
 
-A text that is written in several requests must not overwrite the parts of the current one. If the numbers would
-overlap, the new parts are numbered after the current ones, and KEY.meta has the number of the first new one, `first`.
+A text that is written in several requests must not overwrite the parts of the text that it replaces. If the numbers
+would overlap, the new parts are numbered after the old ones; `first` in KEY.meta is the number of the first new part.
 """
 
 from __future__ import annotations

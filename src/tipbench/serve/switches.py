@@ -19,7 +19,7 @@ from tipbench.sqlite import Database
 SHADOWS = {f"{name.replace('/', '-')}-shadow": name for name in POLICIES if name != DEFAULT_POLICY}
 REREAD_S = 5.0  # how often a running server reads the switches again
 _ACTIVE = "active"  # row of the table `switches`; the other rows are NAME and counts:NAME for each shadow
-_SWITCH_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
+_CHANGE_KINDS = ("apply", "unchecked", "undo")  # kinds of promotions that change the active policy
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class ShadowCounts:
 
 @dataclass(frozen=True)
 class Promotion:
-    """A recorded switch of the active policy from `baseline` to `candidate`, or a check that compares the two."""
+    """A recorded change of the active policy from `baseline` to `candidate`, or a check that compares the two."""
 
     id: int
-    kind: str  # check, apply, unchecked (a switch without a check) or undo
+    kind: str  # check, apply, unchecked (a change without a check) or undo
     at: float  # Unix timestamp
     user: str  # the operator, not a user of tips
     candidate: str
@@ -116,7 +116,7 @@ class Switches:
         for promotion in reversed(self.promotions(limit=-1)):
             if promotion.kind == "undo":
                 earlier_policies.pop()
-            elif promotion.kind in _SWITCH_KINDS:
+            elif promotion.kind in _CHANGE_KINDS:
                 earlier_policies.append(promotion.baseline)
         if not earlier_policies:
             raise UsageError(f"There is nothing to undo: {self.active()} is active, and no switch is left to undo.")
@@ -165,7 +165,7 @@ class Switches:
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (kind, at, user, candidate, baseline, passed, json.dumps(body, allow_nan=False)),
             ).lastrowid
-            if kind in _SWITCH_KINDS:
+            if kind in _CHANGE_KINDS:
                 db.execute("INSERT OR REPLACE INTO switches VALUES (?, ?)", (_ACTIVE, candidate))
         self._read_at = None
         assert row_id is not None  # noqa: S101 - an INSERT sets it

@@ -74,7 +74,7 @@ class Verdict:
     at: str
     versions: Mapping[str, str | None]
     quick: bool = False
-    validity: tuple[Mapping[str, Any], ...] = ()  # how well judged scores predict completion; not a clause
+    validity: tuple[Mapping[str, Any], ...] = ()  # how well judged scores predict completed tips; not a clause
 
     @property
     def passed(self) -> bool | None:
@@ -173,7 +173,7 @@ def win_clause(standard: Simulation, candidate: str) -> Clause:
         passed = estimate.mean >= MIN_GAIN and estimate.ci_low > 0
     why = (
         f"{standard.config.world} world: gain per decision {_format_estimate(estimate)}; "
-        f"needs at least {MIN_GAIN:g}, above 0"
+        f"needs at least {MIN_GAIN:g}, and an interval above 0"
     )
     return Clause("a simulation win", passed, estimate.mean if estimate else None, MIN_GAIN, why)
 
@@ -242,7 +242,7 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
 def operations_clause(candidate: str, shadow: str | None, counts: ShadowCounts, *, has_same_schema: bool) -> Clause:
     """Return clause e, from the counts of the candidate's shadow; `shadow` is None if it has no shadow.
 
-    `has_same_schema` is whether the baseline's logged decisions have its current features.
+    `has_same_schema` is whether the baseline's decisions were logged with the features that it has now.
     """
     name, bound = "e operations", MAX_DROPPED_SHARE
     if shadow is None:

@@ -36,7 +36,7 @@ class BatchRequest(RequestBody):
         None,
         ge=1,
         le=MAX_ANSWERS,
-        description="Maximum size of a new batch: number of answers, taken scenario by scenario, or of duels.",
+        description="Maximum number of duels in a new batch, or of answers, which are taken scenario by scenario.",
     )
 
 
@@ -52,7 +52,7 @@ class ItemRequest(RequestBody):
     """What the judge enters for an item, and the version of the item that it is based on."""
 
     version: StrictInt = Field(ge=0, lt=2**53, description="The version the client has read; 0 for an untouched item.")
-    state: State = Field(description="submitted counts when the batch closes; it needs every score.")
+    state: State = Field(description="Only submitted items count once the batch is closed; they need every score.")
     format_ok: StrictBool | None = Field(None, description="The judge's correction; null keeps the computed flag.")
     tips: list[TipRequest] = Field(
         default_factory=list, max_length=MAX_TIPS, description="All tips in order; empty if no tip is scored yet."
@@ -168,8 +168,8 @@ class HistoryShape(Shape):
 class BatchClosedShape(BatchAnswer):
     outcome: dict[str, Any] = Field(
         description="The object that POST …/apply returns to a judge: status, applied, unfinished, drift. `blank` "
-        "counts the items that are not submitted now but have earlier scores, which are kept. `by_file` is true if "
-        "all scores came from a file."
+        "is the number of items that are not submitted but were scored by an earlier close; those scores are kept. "
+        "`by_file` is true if all scores came from a file."
     )
 
 

@@ -42,7 +42,7 @@ from tipbench.web.errors import Invalid, NotFound, convert_option_errors, valida
 from tipbench.web.forms import DEFAULT_LIMIT, Limit, Next, SortKey, page_of
 from tipbench.workflows.board import BoardQuery, parse_filters
 
-# A snapshot is all runs of one kind in an experiment; one of 2400 cells takes about 10 MB.
+# A snapshot is all runs of one kind in an experiment. With 2400 runs it takes about 10 MB.
 CACHED_EXPERIMENTS = 4  # whose snapshots fit in the cache together
 SNAPSHOTS = 2 * CACHED_EXPERIMENTS  # a leaderboard needs the cells and the sheets
 # Texts cached with the runs, by kind of run. MLflow returns them together with the runs, and leaderboards, answers and

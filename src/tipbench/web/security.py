@@ -339,11 +339,11 @@ class ConcurrencyLimits:
             yield
 
     async def wait_to_respond(self, arrived: float) -> None:
-        """Wait until JUDGES_RESPONSE_S after `arrived`; if it is later, wait for a random time up to JUDGES_RESPONSE_S.
+        """Wait until JUDGES_RESPONSE_S after `arrived`. If that time has passed, wait for a random part of it again.
 
-        Applying the scores of a real answer also writes its other judges' notes again. A control has none, so the notes
-        of another answer are written. They can be longer or shorter, so without the wait the response time could reveal
-        controls.
+        Without the wait, the response time could reveal controls. Applying scores to an answer also writes the other
+        judges' notes on it again. A control has no such notes, so the apply writes those on another answer instead,
+        and these can be longer or shorter.
         """
         left_s = arrived + self.judges_response_s - self.clock()
         if left_s <= 0:

@@ -21,7 +21,7 @@ from tipbench.errors import TipbenchError, UsageError
 from tipbench.web.security import client_key
 
 _BACKLOG = 128  # connections that the kernel queues
-# Connections that asyncio accepts in a row. Few, so that those over a limit are closed before many more are accepted.
+# Connections that asyncio accepts in a row. A small number: connections over a limit are closed only after that.
 _ACCEPTED_AT_ONCE = 16
 _OPEN_FILES = 8192  # soft limit of open files, if the hard limit allows it
 _MAX_CONNECTIONS = 2048
@@ -92,7 +92,10 @@ class ConnectionLimits:
 
     @classmethod
     def of(cls, open_files: int, proxies: Sequence[str] = ()) -> ConnectionLimits:
-        """Return limits: connections for half of the open files (16 to _MAX_CONNECTIONS), half of those per address."""
+        """Return the limits for a process that may have `open_files` files open.
+
+        Half of them (16 to _MAX_CONNECTIONS) may be connections, and half of the connections may be of one address.
+        """
         total = max(16, min(_MAX_CONNECTIONS, open_files // 2))
         return cls(total, total // 2, tuple(proxies))
 
@@ -169,7 +172,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if unread_bytes:
                 self.transport.abort()  # `close` would wait for the client to read
                 return
-            # No 408 once a response has started: the 408 would be inside it, or after it on an idle connection.
+            # No 408 once a response has started: the client would take it for a part of that response, or for the
+            # response to its next request.
             if cycle is None or not cycle.response_started:
                 self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
             self.transport.close()

@@ -37,7 +37,10 @@ class Memory(Protocol):
     """A store of accepted signatures. A receiver with several processes needs one that they share."""
 
     def first_time(self, signature: str, now: float) -> bool:
-        """Return whether the signature is new. Save it for at least 2 × TOLERANCE_S: its time may be in the future."""
+        """Return whether the signature is new.
+
+        It must be remembered for 2 × TOLERANCE_S: if its time is TOLERANCE_S in the future, it is valid that long.
+        """
         ...
 
 

@@ -157,14 +157,14 @@ def apply_file(
         if accept is not None:
             raise InvalidOption("accept_drift", "applies to sheets of tips; duels have no drift.")
         return apply_duels(store, raw, judge=judge, dry_run=dry_run)
-    accepts_drift = accept is not None  # the only change of a sheet that is allowed after its judge opened duels
-    applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accepts_drift)
+    # Once a judge has opened duels, nothing may change their sheets of tips, except that drift may be accepted.
+    applier = SheetApplier.for_file(store, raw, judge=judge, skip_duel_check=accept is not None)
     check(applier)
     return applier.run(accept=accept, final=final, dry_run=dry_run, progress=progress)
 
 
 def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
-    """Restrict a request to the cells that can separate the leader from the tied pairs; return it and these cells.
+    """Return the request limited to the cells that can separate the leader from the tied pairs, and these cells.
 
     Raises NotEnoughData if there are none.
     """
@@ -176,7 +176,7 @@ def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest)
             "See the leaderboard, or leave focus out to judge all pending cells."
         )
     # Overlap would add cells that others have scored, but the selected cells are unjudged.
-    return replace(request, only=selected.run_ids, first=selected.scenarios, overlap=0.0), selected
+    return replace(request, only=selected.run_ids, preferred_scenarios=selected.scenarios, overlap=0.0), selected
 
 
 def duel_request(

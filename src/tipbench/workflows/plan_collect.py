@@ -14,7 +14,7 @@ from tipbench.generate.engine import (
     EngineDependencies,
     build_engines,
     close_engines,
-    engine_of,
+    engine_type_of,
     free_memory,
     model_facts,
 )
@@ -98,7 +98,7 @@ class Outlook:
 def plan_outlook(plan: Plan) -> Outlook:
     """Estimate the outlook of a plan with PAIRED_SD and SECONDS_PER_TIP."""
     cells = [planned.cell for planned in plan.cells]
-    pairs = {(cell.model, cell.prompt) for cell in cells if not engine_of(cell.model).is_reference}
+    pairs = {(cell.model, cell.prompt) for cell in cells if not engine_type_of(cell.model).is_reference}
     design = make_design((cell.scenario for cell in cells), plan.config.looks)
     n_scenarios = len(design.scenarios)
     detectable: float | None = None

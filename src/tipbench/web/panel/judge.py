@@ -151,7 +151,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **context)
-    recorded = batches.status_before_close(sheet)  # None unless applied by file or an interrupted finish
+    recorded = batches.status_before_close(sheet)
     return page(request, "judge_batch.html", recorded=recorded, **context)
 
 

@@ -46,7 +46,7 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_USES_BY_URGENCY = (  # uses of a judge's scores; those that need an admin's decision come first
+_USES_BY_URGENCY = (  # whether a judge's scores count; what needs an admin's decision comes first
     "held",
     "partly held",
     "count, unchecked",
@@ -98,8 +98,8 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
     """Return the held sheets that wait for an admin's decision, oldest first.
 
-    A sheet whose batch is open is left out, because its judge is revising it. Scores entered in the browser can be
-    returned to their judge; scores from a file cannot, even if the sheet also has a batch.
+    A sheet whose batch is open is left out, because its judge is revising it. Only a held batch can be returned to its
+    judge. A sheet without one was held because of scores from a file.
     """
     status_by_batch = {batch.sheet: batch.status for batch in batches}
     views = []
@@ -240,7 +240,7 @@ def judges_response(
         job_key=new_idempotency_key(),
         program=_program_name(panel),
         judge_url=judge_page_url(experiment),
-        judge_link=str(request.base_url).rstrip("/") + judge_page_url(experiment),
+        judge_address=str(request.base_url).rstrip("/") + judge_page_url(experiment),
         batches_url=f"/api/bench/judge/{quote_path(experiment)}/batches?judge=*",
         here_path=experiment_path(experiment, "judges"),
         json_url=f"/api/bench/judges/{quote_path(experiment)}",

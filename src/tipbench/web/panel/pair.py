@@ -97,7 +97,7 @@ def pair_page(
             {"comparison": each, **outcome_text(each), "open": position < EXPANDED_SCENARIOS}
             for position, each in enumerate(on_page)
         ],
-        rows_are_groups=view.board.by is not None,  # models or prompts are ranked, so each answer shows its pair
+        rows_are_groups=view.board.by is not None,  # rows are models or prompts, so each answer shows its pair
         links=url,
         scenarios=len(comparisons),
         next_url=here(request, page=page_number + 1) if has_more else None,
@@ -108,7 +108,7 @@ def pair_page(
 
 
 def ordered(comparisons: Sequence[ScenarioComparison], order: Order) -> Sequence[ScenarioComparison]:
-    """Sort comparisons. They are passed with the largest loss first, and those without a difference last."""
+    """Sort comparisons, which are given in the order "losses". Those without a difference come last."""
     if order == "losses":
         return comparisons
     if order == "name":

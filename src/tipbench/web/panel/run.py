@@ -27,7 +27,7 @@ from tipbench.web.panel.runs import read_filters, run_note, run_title
 from tipbench.web.queries import Related, RunFilters, RunQueries, experiment_path, quote_path
 
 Facts = list[tuple[str, str]]  # label, value
-UsedJudgement = tuple[str, Judgement]  # "counts", "held", "provisional" and so on, and the judgement
+UsedJudgement = tuple[str, Judgement]  # its use ("counts", "held", "provisional" and so on), and the judgement
 
 PROMPT = "artifact:prompt.txt"
 _TEXTS_WITH_SECTION = (PROMPT, RAW, CANDIDATES, SCORES)  # on a cell's page
@@ -47,7 +47,7 @@ _ENVIRONMENT = (
 )  # fmt: skip
 _RECORD = (  # labels and the names of tags
     ("cell key", "cell_key"), ("conditions", "conditions"), ("prompt hash", "prompt_hash"),
-    ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("scores under", "scores_rubric"),
+    ("scenario hash", "scenario_hash"), ("cell seed", "cell_seed"), ("rubric of the scores", "scores_rubric"),
     ("done reason", "done_reason"), ("written by tipbench", "tipbench.version"),
 )  # fmt: skip
 # Metrics by unit.
@@ -79,7 +79,7 @@ class TipView:
     tip: str
     rationale: str
     judged: bool  # False for tips beyond the requested number
-    scores: tuple[tuple[str, str, TipScore], ...]  # judge, "counts" and so on (see UsedJudgement), scores
+    scores: tuple[tuple[str, str, TipScore], ...]  # judge, use as in UsedJudgement, scores
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tipbench.generate.engine import (
     available_models,
     build_engines,
     close_engines,
-    engine_of,
+    engine_type_of,
     model_facts,
     refusal_error,
 )
@@ -165,9 +165,11 @@ class OfferedModels:
     def preselected(self) -> tuple[str, ...]:
         """Ollama's models that may run, or the embedded models if there are none; and the reference."""
         accepted = [each.model for each in self.models if each.refusal is None]
-        served = [name for name in accepted if engine_of(name).server]
-        embedded = [name for name in accepted if not engine_of(name).server and not engine_of(name).is_reference]
-        references = [name for name in accepted if engine_of(name).is_reference]
+        served = [name for name in accepted if engine_type_of(name).server]
+        embedded = [
+            name for name in accepted if not engine_type_of(name).server and not engine_type_of(name).is_reference
+        ]
+        references = [name for name in accepted if engine_type_of(name).is_reference]
         return (*(served or embedded), *references)
 
 
@@ -543,7 +545,7 @@ def _render_form(
 
 
 def _model_note(model: AvailableModel) -> str:
-    engine = engine_of(model.model)
+    engine = engine_type_of(model.model)
     if engine.is_reference:
         return "no model: tips from templates, the reference to beat"
     size = parameter_count(model.facts.params_b) if model.facts else None

@@ -18,7 +18,7 @@ from support.commands import COMMANDS
 from tipbench.cli.main import EXIT_CODES
 from tipbench.errors import TipbenchError
 from tipbench.settings import SETTINGS
-from web.panels import route_list, serving
+from web.panels import route_list, serve_panel
 
 ROOT = Path(__file__).parents[1]
 CLI = ROOT / "docs" / "cli.md"
@@ -28,7 +28,7 @@ BUILD = {"TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA"}  # of the tests, not of the p
 
 @pytest.fixture(scope="module")
 def served_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
-    with serving(tmp_path_factory.mktemp("docs") / "home") as served:
+    with serve_panel(tmp_path_factory.mktemp("docs") / "home") as served:
         yield served.app
 
 

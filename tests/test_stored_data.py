@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from support.rest_dump import LoadedDump, load_dump
 from support.scripted_ollama import ModelSpec, ScriptedOllama
 from tipbench.cli.main import app
-from web.furnished_panel import words_of
-from web.panels import API, Served, serving
+from web.panels import API, ServedPanel, serve_panel
+from web.sample_pages import page_text
 
 DATA = Path(__file__).parent / "data" / "2026-11"
 NAME = "tip-bench-recorded"
@@ -285,10 +285,10 @@ def test_journal_is_drained_and_nothing_is_generated_again(stored_home: Path, ch
 
 
 @contextmanager
-def start_panel(home: Path, **environment: str) -> Iterator[Served]:
+def start_panel(home: Path, **environment: str) -> Iterator[ServedPanel]:
     """A panel on the recorded home that keeps its jobs, however old they are."""
     keep = {"MLFLOW_TRACKING_URI": os.environ["MLFLOW_TRACKING_URI"], "TIPBENCH_JOBS_KEEP_DAYS": "0"}
-    with serving(home, environment={**keep, **environment}, find_mlflow=True, run_jobs=True) as served:
+    with serve_panel(home, environment={**keep, **environment}, find_mlflow=True, run_jobs=True) as served:
         yield served
 
 
@@ -321,7 +321,7 @@ def test_half_judged_batch_is_shown_with_its_drafts_and_can_be_finished(stored_h
         assert [step["state"] for step in history] == ["draft", "submitted", "draft"]
         for item, answer in rest["items"].items():
             body = {"version": answers[item]["version"], "state": "submitted", **answer}
-            saved = served.ask("PUT", f"{batch_url}/items/{item}", token=token, json=body)
+            saved = served.request("PUT", f"{batch_url}/items/{item}", token=token, json=body)
             assert saved.status_code == 200, saved.text
         closed = served.post(f"{batch_url}/close", token=token).json()
     check_same_as_stored(closed["outcome"], "batch-closed")
@@ -347,7 +347,7 @@ def test_jobs_are_listed_with_progress_and_log(stored_home: Path) -> None:
 
 
 def test_webhook_deliveries_are_shown(stored_home: Path) -> None:
-    with serving(stored_home, environment=HOOK) as served:
+    with serve_panel(stored_home, environment=HOOK) as served:
         check_same_as_stored(served.get(f"{API}/hook/deliveries").json()["items"], "deliveries")
 
 
@@ -360,9 +360,9 @@ def test_settings_are_read_from_the_file(home: Path) -> None:
     (home / "tipbench.toml").chmod(0o600)
     values = tomllib.loads((DATA / "tipbench.toml").read_text("utf-8"))
     secrets = {"TIPBENCH_HOOK_SECRET": HOOK["TIPBENCH_HOOK_SECRET"], "TIPBENCH_AIRFLOW_TOKEN": "not-a-real-token"}
-    with serving(home, environment=secrets) as served:
+    with serve_panel(home, environment=secrets) as served:
         options = served.get(f"{API}/config").json()["properties"]
-        page = words_of(served.get("/settings", headers={"Accept": "text/html"}).text)
+        page = page_text(served.get("/settings", headers={"Accept": "text/html"}).text)
     for key, value in values.items():
         text = ",".join(value) if isinstance(value, list) else value
         if key in options:

@@ -19,14 +19,14 @@ from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import AirflowUnavailable, JobStartError
 from tipbench.jobs.airflow_api import AirflowAccess, AirflowApi, AirflowDag
 from tipbench.record.mlflow import MlflowStore
-from web.panels import API, Served, serving
+from web.panels import API, ServedPanel, serve_panel
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
 SMALL = {"models": "alpha:135m", "prompts": "v1", "n_tips": 2, "num_predict": 64, "server_wait_s": 5}
 
 
 @pytest.fixture
-def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted_ollama: ScriptedOllama) -> Iterator[Served]:
+def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted_ollama: ScriptedOllama) -> Iterator[ServedPanel]:
     """A panel with the real Airflow, whose jobs run."""
     environment = {
         "TIPBENCH_AIRFLOW_URL": airflow.url,
@@ -35,13 +35,13 @@ def served(home: Path, airflow: RealAirflow, mlflow_url: str, scripted_ollama: S
         "MLFLOW_TRACKING_URI": mlflow_url,
         "OLLAMA_HOST": scripted_ollama.url,
     }
-    with serving(home, environment=environment, find_mlflow=True, run_jobs=True) as panel:
+    with serve_panel(home, environment=environment, find_mlflow=True, run_jobs=True) as panel:
         yield panel
     scripted_ollama.clear_faults()
     scripted_ollama.set(call_s=0.0)
 
 
-def wait_for_job(served: Served, job_id: str, *states: str, reason: str = "", within_s: float = 300) -> Any:
+def wait_for_job(served: ServedPanel, job_id: str, *states: str, reason: str = "", within_s: float = 300) -> Any:
     """Wait until the job has one of these states, with this reason; returns the API's response."""
     deadline = time.monotonic() + within_s
     while True:
@@ -52,7 +52,7 @@ def wait_for_job(served: Served, job_id: str, *states: str, reason: str = "", wi
         time.sleep(0.3)
 
 
-def wait_for_cells(served: Served, job_id: str, least: int) -> None:
+def wait_for_cells(served: ServedPanel, job_id: str, least: int) -> None:
     """Wait until at least `least` cells have been reported live."""
     deadline = time.monotonic() + 300
     while True:
@@ -64,7 +64,7 @@ def wait_for_cells(served: Served, job_id: str, least: int) -> None:
 
 
 def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparison(
-    served: Served, airflow: RealAirflow, mlflow_url: str, home: Path
+    served: ServedPanel, airflow: RealAirflow, mlflow_url: str, home: Path
 ) -> None:
     experiment = unique_name("tip-bench-panel-airflow")
     wanted = {**SMALL, "experiment": experiment, "n_scenarios": 4}
@@ -89,7 +89,7 @@ def test_a_run_goes_from_the_panel_through_airflow_and_the_judge_to_the_comparis
 
 
 def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_finishes_after_its_restart(
-    served: Served, airflow: RealAirflow, mlflow_url: str, scripted_ollama: ScriptedOllama
+    served: ServedPanel, airflow: RealAirflow, mlflow_url: str, scripted_ollama: ScriptedOllama
 ) -> None:
     scripted_ollama.set(call_s=1.0)
     experiment = unique_name("tip-bench-airflow-stopped")
@@ -108,7 +108,7 @@ def test_an_airflow_that_stops_in_mid_run_is_reported_and_the_run_finishes_after
 
 
 def test_a_failed_model_blocks_no_other_and_a_retry_repeats_only_it_in_the_same_dag_run(
-    served: Served, airflow: RealAirflow, scripted_ollama: ScriptedOllama
+    served: ServedPanel, airflow: RealAirflow, scripted_ollama: ScriptedOllama
 ) -> None:
     failing, experiment = f"{unique_name('failing')}:135m", unique_name("tip-bench-airflow-retry")
     scripted_ollama.add_model(ModelSpec(failing))
@@ -136,7 +136,7 @@ def test_a_failed_model_blocks_no_other_and_a_retry_repeats_only_it_in_the_same_
 
 
 def test_a_paused_dag_and_a_missing_pool_are_reported_and_the_job_continues_once_fixed(
-    served: Served, airflow: RealAirflow
+    served: ServedPanel, airflow: RealAirflow
 ) -> None:
     with airflow.paused() as unpause, airflow.without_pool() as make_pool:
         order = {**SMALL, "experiment": unique_name("tip-bench-airflow-paused"), "n_scenarios": 2}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.panel_pages import FurnishedPanel, Visit, furnished_panel, hostile_panel
-from support.panel_site import fixed_draws
+from support.judge_page import BatchPage, JudgingSite, open_batch_page
+from support.panel_pages import SamplePanel, TabOpener, serve_hostile_panel, serve_sample_panel
+from support.panel_site import fix_random_draws
 
 if TYPE_CHECKING:
     from axe_playwright_python.sync_playwright import Axe
@@ -17,31 +17,43 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the same answers and controls in every test run."""
-    fixed_draws(monkeypatch)
+    fix_random_draws(monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FurnishedPanel]:
+def sample_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePanel]:
     """A panel with content on every page."""
-    with furnished_panel(_folder(tmp_path_factory, "plain")) as shown:
-        yield shown
+    with serve_sample_panel(tmp_path_factory.mktemp("plain")) as panel:
+        yield panel
 
 
 @pytest.fixture(scope="session")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FurnishedPanel]:
+def hostile_panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePanel]:
     """The same content with hostile texts."""
-    with hostile_panel(_folder(tmp_path_factory, "hostile")) as shown:
-        yield shown
+    with serve_hostile_panel(tmp_path_factory.mktemp("hostile")) as panel:
+        yield panel
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Visit]:
-    """Opens pages of a panel; all are closed at the end."""
-    visiting = Visit(browser)
-    yield visiting
-    visiting.close()
+def open_tab(browser: Browser) -> Iterator[TabOpener]:
+    """Opens pages of a panel in tabs, which are closed at the end."""
+    opener = TabOpener(browser)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def judging(shared_site: JudgingSite) -> JudgingSite:
+    """The panel that the tests of a file share, with a new judge; its tests finish no batch."""
+    return shared_site.with_new_judge()
+
+
+@pytest.fixture
+def batch(judging: JudgingSite, open_tab: TabOpener) -> BatchPage:
+    """A judge with a new batch."""
+    return open_batch_page(open_tab, judging.site, judging.open())
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +62,3 @@ def axe() -> Axe:
     from axe_playwright_python.sync_playwright import Axe
 
     return Axe()
-
-
-def _folder(factory: pytest.TempPathFactory, name: str) -> Path:
-    return factory.mktemp(name)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.panel_pages import Visit
-from support.panel_site import Site, listening, make_app
+from support.panel_pages import TabOpener
+from support.panel_site import Site, make_app, serve_app
 from support.scripted_runner import ScriptedRunner
 from tipbench.record.store import MemoryStore
 from tipbench.settings import load_settings
@@ -22,12 +22,12 @@ def site(home: Path) -> Iterator[Site]:
     app = make_app(settings, store=MemoryStore(), runners=runners)
     tokens = app.state.panel.authenticator.tokens
     admin, judge = (tokens.create(role, role.value, life_s=None)[1] for role in (Role.ADMIN, Role.JUDGE))
-    with listening(app) as url:
+    with serve_app(app) as url:
         yield Site(url, app, admin, judge, home)
 
 
-def test_waiting_for_the_judge_is_offered_with_airflow_only(site: Site, visit: Visit) -> None:
-    page = visit(site).page
+def test_waiting_for_the_judge_is_offered_with_airflow_only(site: Site, open_tab: TabOpener) -> None:
+    page = open_tab(site).page
     page.goto(f"{site.url}/run")
     box = page.get_by_label("Wait for the judge")
     page.get_by_label("Runs on").select_option("airflow")

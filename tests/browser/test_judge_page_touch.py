@@ -11,7 +11,7 @@ import pytest
 from support.accessibility import NARROW, WIDE, faults, load_faults
 from support.judge_page import BatchPage, JudgingSite, judging_site, open_batch_page
 from support.judging import always
-from support.panel_pages import Visit
+from support.panel_pages import TabOpener
 from tipbench.web.batch_store import Kind
 
 if TYPE_CHECKING:
@@ -23,22 +23,16 @@ BOXES = """[...document.querySelectorAll('.score, .tip-text, .desk-actions .butt
 
 
 @pytest.fixture(scope="module")
-def building(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSite]:
-    with judging_site(tmp_path_factory.mktemp("touch") / "home") as made:
-        yield made
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgingSite]:
+    with judging_site(tmp_path_factory.mktemp("touch") / "home") as site:
+        yield site
 
 
 @pytest.fixture
-def judging(building: JudgingSite) -> JudgingSite:
-    """A shared panel with a new judge; its tests finish no batch."""
-    return building.newcomer()
-
-
-@pytest.fixture
-def phone(judging: JudgingSite, visit: Visit) -> BatchPage:
-    at = open_batch_page(visit, judging.site, judging.open(), width=NARROW, has_touch=True, is_mobile=True)
-    at.page.set_viewport_size({"width": NARROW, "height": 740})
-    return at
+def phone(judging: JudgingSite, open_tab: TabOpener) -> BatchPage:
+    batch = open_batch_page(open_tab, judging.site, judging.open(), width=NARROW, has_touch=True, is_mobile=True)
+    batch.page.set_viewport_size({"width": NARROW, "height": 740})
+    return batch
 
 
 # by touch
@@ -47,13 +41,13 @@ def phone(judging: JudgingSite, visit: Visit) -> BatchPage:
 def test_an_item_is_judged_by_touch_alone(judging: JudgingSite, phone: BatchPage) -> None:
     number = phone.number
     groups = phone.page.locator(".group")
-    for at in range(groups.count()):
-        groups.nth(at).get_by_role("radio").nth(at % 5).tap()
-    assert phone.scores() == [at % 5 + 1 for at in range(groups.count())]
+    for index in range(groups.count()):
+        groups.nth(index).get_by_role("radio").nth(index % 5).tap()
+    assert phone.scores() == [index % 5 + 1 for index in range(groups.count())]
     phone.page.locator(".submit").tap()
     phone.wait_for_item(number + 1)
     phone.page.locator(".queue-item").nth(number - 1).tap()
-    phone.expect_state("Submitted")
+    phone.wait_for_state("Submitted")
     assert judging.answer(phone.sheet, number)["state"] == "submitted"
 
 
@@ -93,93 +87,93 @@ def test_skipping_by_touch_takes_a_ready_reason(judging: JudgingSite, phone: Bat
     phone.page.get_by_role("button", name="The text is garbled").tap()
     phone.page.get_by_role("button", name="Skip", exact=True).tap()
     phone.wait_for_item(number + 1)
-    assert phone.mark(number) == "skipped"
+    assert phone.queue_state(number) == "skipped"
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_nothing_jumps_while_scores_come_in(judging: JudgingSite, visit: Visit, width: int) -> None:
-    at = open_batch_page(visit, judging.site, judging.open(), width=width)
-    at.page.locator("[data-do=next]").first.wait_for(state="attached")
-    at.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    before = at.page.evaluate(BOXES)
-    at.page.locator(".score").nth(2).dispatch_event("click")
-    at.page.evaluate("scrollTo(0, 0)")
-    at.expect_state("Draft saved")
-    assert at.page.evaluate(BOXES) == before
-    at.press("u")
-    at.expect_state("Not scored")
+def test_nothing_jumps_while_scores_come_in(judging: JudgingSite, open_tab: TabOpener, width: int) -> None:
+    batch = open_batch_page(open_tab, judging.site, judging.open(), width=width)
+    batch.page.locator("[data-do=next]").first.wait_for(state="attached")
+    batch.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    before = batch.page.evaluate(BOXES)
+    batch.page.locator(".score").nth(2).dispatch_event("click")
+    batch.page.evaluate("scrollTo(0, 0)")
+    batch.wait_for_state("Draft saved")
+    assert batch.page.evaluate(BOXES) == before
+    batch.press("u")
+    batch.wait_for_state("Not scored")
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, visit: Visit, width: int) -> None:
-    view = visit(judging.site, "judge", width=width)
-    assert list(load_faults(view, f"/judge/batches/{judging.open()}", until="#desk:not([hidden])")) == []
+def test_nothing_jumps_when_the_script_shows_the_batch(judging: JudgingSite, open_tab: TabOpener, width: int) -> None:
+    tab = open_tab(judging.site, "judge", width=width)
+    assert list(load_faults(tab, f"/judge/batches/{judging.open()}", until="#desk:not([hidden])")) == []
 
 
-# every look
+# accessibility
 
 
-def test_the_page_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
-    at = open_batch_page(visit, judging.site, judging.open())
-    at.press("3", "4", "f", "o")
-    wrong = [f"batch {fault}" for fault in faults(axe, at.view, narrow_too=True)]
+def test_the_page_has_no_violation(judging: JudgingSite, open_tab: TabOpener, axe: Axe) -> None:
+    batch = open_batch_page(open_tab, judging.site, judging.open())
+    batch.press("3", "4", "f", "o")
+    wrong = [f"batch {fault}" for fault in faults(axe, batch.tab, every_viewport=True)]
     for key, name in (("?", "keys"), ("s", "skip"), ("n", "note")):
-        at.press(key)
-        wrong += [f"{name} {fault}" for fault in faults(axe, at.view)]
-        at.press("Escape")
-    at.page.get_by_role("button", name="Finish batch…").click()
-    wrong += [f"finish {fault}" for fault in faults(axe, at.view)]
+        batch.press(key)
+        wrong += [f"{name} {fault}" for fault in faults(axe, batch.tab)]
+        batch.press("Escape")
+    batch.page.get_by_role("button", name="Finish batch…").click()
+    wrong += [f"finish {fault}" for fault in faults(axe, batch.tab)]
     assert wrong == []
 
 
-def test_a_conflict_has_no_violation(judging: JudgingSite, visit: Visit, axe: Axe) -> None:
+def test_a_conflict_has_no_violation(judging: JudgingSite, open_tab: TabOpener, axe: Axe) -> None:
     sheet = judging.open()
-    at, other = (open_batch_page(visit, judging.site, sheet) for _ in range(2))
-    for each, digit in ((other, "2"), (at, "5")):
-        each.page.locator(".queue-item").nth(9).click()
-        each.press(digit)
-        each.expect_state("Draft saved" if each is other else "Conflict")
-    assert list(faults(axe, at.view)) == []
+    batch, other = (open_batch_page(open_tab, judging.site, sheet) for _ in range(2))
+    for device, digit in ((other, "2"), (batch, "5")):
+        device.page.locator(".queue-item").nth(9).click()
+        device.press(digit)
+        device.wait_for_state("Draft saved" if device is other else "Conflict")
+    assert list(faults(axe, batch.tab)) == []
 
 
 @pytest.mark.parametrize("width", [360, 1024])
-def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, visit: Visit, width: int) -> None:
+def test_the_buttons_of_a_duel_are_in_sight_and_cover_no_text(tmp_path: Path, open_tab: TabOpener, width: int) -> None:
     with judging_site(tmp_path / "home") as judging:
         judging.driver.judged_by("anna", everything=True)
-        at = open_batch_page(visit, judging.site, judging.open(Kind.DUEL, limit=4), width=width)
-        at.page.set_viewport_size({"width": width, "height": 640})
-        buttons = at.page.locator(".choice-button")
+        batch = open_batch_page(open_tab, judging.site, judging.open(Kind.DUEL, limit=4), width=width)
+        batch.page.set_viewport_size({"width": width, "height": 640})
+        buttons = batch.page.locator(".choice-button")
         assert buttons.count() == 3
         for button in buttons.all():
             box = button.bounding_box()
             assert box is not None
             assert box["y"] + box["height"] <= 640
-        last = at.page.locator(".side-tip").last
+        last = batch.page.locator(".side-tip").last
         last.scroll_into_view_if_needed()
-        at.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        end, bar = last.bounding_box(), at.page.locator(".choices-bar").bounding_box()
+        batch.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        end, bar = last.bounding_box(), batch.page.locator(".choices-bar").bounding_box()
         assert end is not None
         assert bar is not None
         assert end["y"] + end["height"] <= bar["y"]
 
 
-def test_duels_have_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
+def test_duels_have_no_violation(tmp_path: Path, open_tab: TabOpener, axe: Axe) -> None:
     with judging_site(tmp_path / "home") as judging:
         judging.driver.judged_by("anna", everything=True)
-        at = open_batch_page(visit, judging.site, judging.open(Kind.DUEL, limit=4))
-        at.press("a", "k")
-        assert list(faults(axe, at.view)) == []
+        batch = open_batch_page(open_tab, judging.site, judging.open(Kind.DUEL, limit=4))
+        batch.press("a", "k")
+        assert list(faults(axe, batch.tab)) == []
 
 
-def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, visit: Visit, axe: Axe) -> None:
+def test_the_end_of_a_batch_has_no_violation(tmp_path: Path, open_tab: TabOpener, axe: Axe) -> None:
     with judging_site(tmp_path / "home") as judging:
         sheet = judging.open()
         judging.submit(sheet, always(5))
-        at = open_batch_page(visit, judging.site, sheet)
-        at.page.get_by_role("button", name="Finish batch…").click()
-        at.finish()
-        at.page.get_by_role("heading", name="Not counted yet").wait_for()
-        wrong = list(faults(axe, at.view))
-        at.view.go(f"/judge?experiment={judging.driver.experiment.name}")
-        wrong += faults(axe, at.view)
+        batch = open_batch_page(open_tab, judging.site, sheet)
+        batch.page.get_by_role("button", name="Finish batch…").click()
+        batch.finish()
+        batch.page.get_by_role("heading", name="Not counted yet").wait_for()
+        wrong = list(faults(axe, batch.tab))
+        batch.tab.go(f"/judge?experiment={judging.driver.experiment.name}")
+        wrong += faults(axe, batch.tab)
         assert wrong == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.judging import fill
-from support.panel_pages import PageView, Visit
+from support.panel_pages import BrowserTab, TabOpener
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from web.panel_process import PanelProcess
@@ -31,26 +31,26 @@ def panel(home: Path, weights_home: Path, mlflow_url: str) -> Iterator[PanelProc
     home.mkdir()
     (home / "models").symlink_to(weights_home / "models")
     environment = {"MLFLOW_TRACKING_URI": mlflow_url, "OLLAMA_HOST": "127.0.0.1:9", "PYTHONWARNINGS": "error"}
-    with PanelProcess(home, environment) as started:
-        yield started
+    with PanelProcess(home, environment) as process:
+        yield process
 
 
 @pytest.fixture
-def view(panel: PanelProcess, visit: Visit) -> PageView:
-    return visit.anonymous(str(panel.client.base_url).rstrip("/"), accept_downloads=True)
+def tab(panel: PanelProcess, open_tab: TabOpener) -> BrowserTab:
+    return open_tab.without_session(str(panel.client.base_url).rstrip("/"), accept_downloads=True)
 
 
-def test_from_login_to_logout(panel: PanelProcess, view: PageView, mlflow_url: str, tmp_path: Path) -> None:
-    page, experiment = view.page, f"tip-bench-flow-{uuid.uuid4().hex[:8]}"
-    log_in(page, view.origin)
+def test_from_login_to_logout(panel: PanelProcess, tab: BrowserTab, mlflow_url: str, tmp_path: Path) -> None:
+    page, experiment = tab.page, f"tip-bench-flow-{uuid.uuid4().hex[:8]}"
+    log_in(page, tab.origin)
     start_run(page, experiment, models=(EMBEDDED, TEMPLATE), scenarios=2, tokens=48)
-    watch_to_the_end(page, cells=4)
-    cancel_one(page, f"{experiment}-long")
+    wait_for_end(page, cells=4)
+    cancel_run(page, f"{experiment}-long")
     sheet = export_sheet(page, experiment)
-    import_sheet(page, filled_file(mlflow_url, experiment, sheet, tmp_path))
-    read_the_board(page, experiment)
-    log_out(page, view.origin)
-    assert (view.outside, view.console, view.missing) == ([], [], [])
+    import_sheet(page, fill_sheet(mlflow_url, experiment, sheet, tmp_path))
+    check_board(page, experiment)
+    log_out(page, tab.origin)
+    assert (tab.external_requests, tab.console_errors, tab.missing_resources) == ([], [], [])
     assert "Traceback" not in panel.stderr
 
 
@@ -80,7 +80,7 @@ def start_run(page: Page, experiment: str, *, models: tuple[str, ...], scenarios
     page.wait_for_url("**/jobs/*")
 
 
-def watch_to_the_end(page: Page, cells: int) -> None:
+def wait_for_end(page: Page, cells: int) -> None:
     """Watch the job until it ends, without reloading the page."""
     page.evaluate("document.body.dataset.same = 'yes'")
     page.locator("#connection[data-state=live], #connection[data-state=ended]").first.wait_for()
@@ -90,7 +90,7 @@ def watch_to_the_end(page: Page, cells: int) -> None:
     assert page.title().startswith("Succeeded")
 
 
-def cancel_one(page: Page, experiment: str) -> None:
+def cancel_run(page: Page, experiment: str) -> None:
     page.get_by_role("link", name="Run", exact=True).click()
     start_run(page, experiment, models=(EMBEDDED,), scenarios=8, tokens=700)
     page.locator(".strip-row.is-generating").wait_for(timeout=TIMEOUT_MS)
@@ -117,7 +117,7 @@ def export_sheet(page: Page, experiment: str) -> str:
     return str(sheet["sheet"])
 
 
-def filled_file(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> Path:
+def fill_sheet(mlflow_url: str, experiment: str, sheet: str, folder: Path) -> Path:
     """Return the sheet filled with the reference scores of the controls."""
     with MlflowStore(mlflow_url) as store:
         found = store.experiment(experiment)
@@ -151,7 +151,7 @@ def import_sheet(page: Page, file: Path) -> None:
     assert page.locator(".lead").inner_text() != before
 
 
-def read_the_board(page: Page, experiment: str) -> None:
+def check_board(page: Page, experiment: str) -> None:
     """Check the summary card and both rows, also with another baseline."""
     page.get_by_role("link", name="Leaderboard", exact=True).click()
     page.locator(".summary-card").wait_for()

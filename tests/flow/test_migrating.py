@@ -15,7 +15,7 @@ from support.judging import fill
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
-from web.panels import serving
+from web.panels import serve_panel
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text("utf-8")
 LINES = re.findall(r"^    (.+)$", PAGE, flags=re.MULTILINE)
@@ -54,7 +54,7 @@ def test_the_request_of_the_page_is_accepted(home: Path) -> None:
     arguments = shlex.split(line)
     url, body = next(word for word in arguments if word.startswith("http://")), arguments[arguments.index("-d") + 1]
     assert json.loads(body)["mlflow_url"] == "http://localhost:5000"
-    with serving(home, environment={}) as served:
+    with serve_panel(home, environment={}) as served:
         answer = served.post(url.removeprefix("http://127.0.0.1:5180"), json=json.loads(body))
         assert answer.status_code == 202, answer.text
         assert answer.json()["job"]["kind"] == "collect"

@@ -28,7 +28,7 @@ from support.scripted_mlflow import ScriptedMlflow
 from tipbench.plan.suite import load_suite
 from tipbench.web.forms import MAX_LIMIT
 from tipbench.web.signing import DELIVERY, TIME, DeliveryRefused, Seen, verify
-from web.hook_receiver import SECRET, Got, Receiver, receiving
+from web.hook_receiver import SECRET, HookReceiver, HookRequest, run_hook_receiver
 from web.panel_process import PanelProcess
 from web.panels import API, OPERATOR
 
@@ -59,14 +59,14 @@ class OutsideJudge:
     _seen: Seen = field(default_factory=Seen)
     _known: set[str] = field(default_factory=set)
 
-    def answer(self, got: Got) -> int:
+    def answer(self, request: HookRequest) -> int:
         """Respond to the panel at once and judge in a thread."""
         try:
-            verify(SECRET, got.headers, got.body, self.clock(), self._seen)
+            verify(SECRET, request.headers, request.body, self.clock(), self._seen)
         except DeliveryRefused as exc:
             self.refused.append(exc.why)
             return 401
-        payload = got.payload
+        payload = request.payload
         if payload["experiment"] == self.experiment and payload["id"] not in self._known:
             self._known.add(payload["id"])
             threading.Thread(target=self._judge, args=(payload["links"],), daemon=True).start()
@@ -147,9 +147,12 @@ def count_judged(process: PanelProcess, experiment: str) -> int:
 def test_scores_of_an_outside_judge_reach_the_board_and_its_page(home: Path, mlflow_url: str, browser: Browser) -> None:
     name = f"tip-bench-outside-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
-    with receiving(Receiver(judge.answer)) as receiver, start_panel(home, mlflow_url, receiver.url) as process:
+    with (
+        run_hook_receiver(HookReceiver(judge.answer)) as receiver,
+        start_panel(home, mlflow_url, receiver.url) as process,
+    ):
         give_token(process, judge)
-        process.ended(process.run(experiment=name, **SMALL)["id"])
+        process.wait_for_end(process.run(experiment=name, **SMALL)["id"])
         wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
         assert count_judged(process, name) == 0
         context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {OPERATOR}"})
@@ -169,7 +172,7 @@ def test_scores_of_an_outside_judge_reach_the_board_and_its_page(home: Path, mlf
         board = process.client.get(f"{API}/leaderboard/{name}").json()
     assert (result["status"], result["unfinished"], board["provisional"]) == ("applied", 0, False)
     assert [each["judge"] if isinstance(each, dict) else each for each in board["judges"]] == [JUDGE]
-    payload = next(got.payload for got in receiver.got if got.payload["experiment"] == name)
+    payload = next(request.payload for request in receiver.requests if request.payload["experiment"] == name)
     assert payload["pending"] == CELLS
 
 
@@ -179,7 +182,7 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
     name = f"tip-bench-outside-down-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
     judge.may_start.set()
-    receiver = Receiver(judge.answer, port=free_port())
+    receiver = HookReceiver(judge.answer, port=free_port())
     with start_panel(home, mlflow_url, receiver.url) as process:
         arguments = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         where = ("--experiment", name, "--mlflow-url", mlflow_url)
@@ -189,7 +192,7 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
         process.kill()
         process.start()
         give_token(process, judge)
-        with receiving(receiver):
+        with run_hook_receiver(receiver):
             delivered = wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
             judge.wait_for_result()
             assert count_judged(process, name) == CELLS
@@ -210,7 +213,7 @@ def test_the_receiver_of_the_documentation_works_unchanged(home: Path, tmp_path:
         with (tmp_path / "log").open("wb") as log:
             receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=log, stderr=log)
         try:
-            process.ended(process.run(experiment=name, **SMALL)["id"])
+            process.wait_for_end(process.run(experiment=name, **SMALL)["id"])
             wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
             sheets = wait_for_sheets(process, name)
         finally:
@@ -230,10 +233,13 @@ def wait_for_sheets(process: PanelProcess, experiment: str) -> list[Any]:
 
 def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_url: str) -> None:
     judge = OutsideJudge()
-    with receiving(Receiver(judge.answer)) as receiver, start_panel(home, mlflow_url, receiver.url) as process:
+    with (
+        run_hook_receiver(HookReceiver(judge.answer)) as receiver,
+        start_panel(home, mlflow_url, receiver.url) as process,
+    ):
         tested = process.client.post(f"{API}/hook/test").json()
         assert (tested["state"], tested["attempts"][0]["status"]) == ("delivered", 202)
-        real = next(got for got in receiver.got if got.payload["id"] == tested["id"])
+        real = next(request for request in receiver.requests if request.payload["id"] == tested["id"])
         signed_headers = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
         assert {name.lower() for name in signed_headers} >= {TIME.lower(), DELIVERY.lower()}
         pending = real.body.replace(b'"test"', b'"cells.pending"')
@@ -250,7 +256,7 @@ def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_ur
 
 
 def test_a_webhook_host_that_is_not_allowed_is_never_called(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiving() as receiver:
+    with run_hook_receiver() as receiver:
         monkeypatch.setenv("TIPBENCH_HOOK_URL", f"http://receiver.example.org:{receiver.port}/hook")
         monkeypatch.setenv("TIPBENCH_HOOK_SECRET", SECRET)
         monkeypatch.setenv("TIPBENCH_HOOK_HOSTS", "judge.example.org")
@@ -258,4 +264,4 @@ def test_a_webhook_host_that_is_not_allowed_is_never_called(home: Path, monkeypa
     assert done.returncode == 2
     assert "receiver.example.org, which is not in hook_hosts" in done.stderr
     assert "Traceback" not in done.stderr
-    assert receiver.got == []
+    assert receiver.requests == []

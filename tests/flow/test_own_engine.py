@@ -88,7 +88,7 @@ def judge_experiment(url: str, experiment: str) -> None:
 
 
 def test_a_new_engine_is_planned_collected_judged_compared_and_shown(home: Path, worker_mlflow_url: str) -> None:
-    from web.panels import API, serving  # not at the top: the worker's process imports this file
+    from web.panels import API, serve_panel  # not at the top: the worker's process imports this file
 
     experiment = "tip-bench-own-engine"
     options = ["--models", ",".join(MODELS), "--prompts", "v1", "--n-tips", "2", "--experiment", experiment]
@@ -100,7 +100,7 @@ def test_a_new_engine_is_planned_collected_judged_compared_and_shown(home: Path,
     judge_experiment(worker_mlflow_url, experiment)
     board = run_json("compare", experiment)
     assert {row["model"]: row["judged"] for row in board["standings"]} == dict.fromkeys(MODELS, 8)
-    with serving(home, environment={"MLFLOW_TRACKING_URI": worker_mlflow_url}, find_mlflow=True) as served:
+    with serve_panel(home, environment={"MLFLOW_TRACKING_URI": worker_mlflow_url}, find_mlflow=True) as served:
         page = served.get(f"/experiments/{experiment}")
         assert all(re.search(model, page.text) for model in MODELS), page.status_code
         body = {"models": ",".join(MODELS), "prompts": "v1", "n_tips": 2, "experiment": experiment}

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.serving import ManualClock, learn, open_service, reward_request, score_request
+from support.clock import Clock
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
 from tipbench.serve.event_log import FILE, FOLDER, open_database, read_entries
 from tipbench.serve.features import FEATURES
@@ -29,12 +30,12 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def service(tmp_path: Path, clock: ManualClock) -> Iterator[PolicyService]:
+def service(tmp_path: Path, clock: Clock) -> Iterator[PolicyService]:
     with open_service(tmp_path, clock=clock) as service:
         yield service
 
@@ -153,9 +154,7 @@ def test_a_reward_for_features_of_another_version_conflicts_and_is_never_mixed_i
         assert service.stats("egreedy/v1", "u1")["n"] == 0
 
 
-def test_a_reward_is_late_by_the_servers_clock_never_by_the_time_sent(
-    service: PolicyService, clock: ManualClock
-) -> None:
+def test_a_reward_is_late_by_the_servers_clock_never_by_the_time_sent(service: PolicyService, clock: Clock) -> None:
     for event, at in (("in-time", "2020-01-01T00:00:00Z"), ("late", "2030-01-01T00:00:00Z")):
         service.score("egreedy/v3", score_request(event_id=event, at=at))
     clock.now += LATE_AFTER_S

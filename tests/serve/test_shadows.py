@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from support.serving import ManualClock, learn, open_service, reward_request, score_request
+from support.clock import Clock
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench.errors import EventConflict, QueueFull, UsageError
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
@@ -28,7 +29,7 @@ DEADLINE_S = 60
 
 @contextmanager
 def open_recommender(home: Path, **options: Any) -> Iterator[Recommender]:
-    with open_service(home, clock=ManualClock()) as service:
+    with open_service(home, clock=Clock()) as service:
         recommender = Recommender(service, **options)
         try:
             yield recommender

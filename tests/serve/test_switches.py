@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import ManualClock
+from support.clock import Clock
 from tipbench.errors import UsageError
 from tipbench.serve.event_log import open_database
 from tipbench.serve.switches import Switches
@@ -19,12 +19,12 @@ VERSIONS = {"egreedy/v3": "1", "egreedy/v1": "2"}
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def switches(tmp_path: Path, clock: ManualClock) -> Iterator[Switches]:
+def switches(tmp_path: Path, clock: Clock) -> Iterator[Switches]:
     with closing(open_database(tmp_path)) as database:
         yield Switches(database, clock=clock)
 
@@ -73,9 +73,7 @@ def test_the_default_policy_is_active_until_a_switch_and_undo_goes_back(switches
     assert switches.promotions(limit=1, kind="check")[0].body == make_verdict()
 
 
-def test_a_check_counts_only_if_it_passed_and_is_the_newest_of_these_versions(
-    switches: Switches, clock: ManualClock
-) -> None:
+def test_a_check_counts_only_if_it_passed_and_is_the_newest_of_these_versions(switches: Switches, clock: Clock) -> None:
     assert not has_passed_check(switches)
     switches.add_check(make_verdict(), user="ada")
     clock.now += 7 * DAY

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from support.sample_experiment import Words
+from support.sample_experiment import SampleTexts
 from tipbench.plan.suite import load_suite
 
 MARK = "data-xss"
@@ -61,7 +61,7 @@ HOSTILE: Mapping[str, str] = {
 }
 
 
-def as_name(text: str, longest: int) -> str:
+def valid_name(text: str, longest: int) -> str:
     """The text as a valid name: one printable line, stripped and truncated."""
     plain = "".join(each if each.isprintable() else "·" for each in unicodedata.normalize("NFC", text))
     return plain[:longest].strip() or "·"
@@ -69,12 +69,12 @@ def as_name(text: str, longest: int) -> str:
 
 def hostile_names(longest: int) -> tuple[str, ...]:
     """All forty texts as valid, different names."""
-    names = {as_name(text, longest): None for text in HOSTILE.values()}
+    names = {valid_name(text, longest): None for text in HOSTILE.values()}
     assert len(names) == len(HOSTILE), "two of them begin alike"
     return tuple(names)
 
 
-def hostile_words(folder: Path) -> Words:
+def hostile_texts(folder: Path) -> SampleTexts:
     """The words of an experiment whose models, prompts, judges, servers and suite are all hostile."""
     texts, names = tuple(HOSTILE.values()), hostile_names(60)
     suite = load_suite(str(_hostile_suite(folder)))
@@ -83,7 +83,7 @@ def hostile_words(folder: Path) -> Words:
         version: replace(prompt, version=version)
         for version, prompt in zip(versions, suite.prompts.values(), strict=True)
     }
-    return Words(
+    return SampleTexts(
         suite=replace(suite, name=str(folder), prompts=prompts),
         models=(names[4], "odd/" + names[10] + "?a=1&b=%2F#x", names[24], names[34]),
         tips=texts,
@@ -91,7 +91,7 @@ def hostile_words(folder: Path) -> Words:
         notes=tuple(text[:4000] for text in (*texts[2:], *texts[:2])),
         judges=(names[2], names[7]),
         failures=tuple(text.replace("\x00", "") for text in texts),
-        refused=tuple((name, as_name(text, 2000)) for name, text in zip(names, texts, strict=True)),
+        refused=tuple((name, valid_name(text, 2000)) for name, text in zip(names, texts, strict=True)),
         foreign=names[:3],
         scenarios=hostile_names(190),
     )

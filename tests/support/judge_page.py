@@ -1,4 +1,4 @@
-"""A judge's use of the batch page in a real browser, with its key presses counted."""
+"""A panel for judging, and its batch page in a real browser with the key presses counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from support.judging import EXPERIMENT, Rule, SheetDriver, agreed, fill, record_cells
-from support.panel_pages import PageView, Visit
+from support.panel_pages import BrowserTab, TabOpener
 from support.panel_site import JUDGE, Site, panel_site
 from tipbench.judge.sheet_store import StoredSheet, find_sheet
 from tipbench.record.store import MemoryStore
@@ -34,41 +34,41 @@ class JudgingSite:
     judge: str = JUDGE
 
     @property
-    def who(self) -> Identity:
+    def identity(self) -> Identity:
         return Identity(self.judge, Role.JUDGE, "in-the-test")
 
-    def newcomer(self) -> JudgingSite:
-        """The same panel for a new judge without a batch."""
+    def with_new_judge(self) -> JudgingSite:
+        """Return the same panel for a new judge without a batch."""
         name = f"judge-{uuid4().hex[:8]}"
         _, secret = self.site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
         return replace(self, site=replace(self.site, judge=secret), judge=name)
 
     def open(self, kind: Kind = Kind.SHEET, limit: int | None = None) -> str:
         """Open a batch for the judge and return its sheet."""
-        return batch_service_of(self.site.app).open(self.who, EXPERIMENT, kind=kind, limit=limit).batch.sheet
+        return batch_service_of(self.site.app).open(self.identity, EXPERIMENT, kind=kind, limit=limit).batch.sheet
 
-    def judging(self, sheet: str) -> StoredSheet:
+    def stored_sheet(self, sheet: str) -> StoredSheet:
         experiment = self.driver.experiment
         found = find_sheet(self.driver.store, experiment, sheet)
         assert found is not None
         return found
 
-    def whole(self, sheet: str) -> dict[str, Any]:
-        """The batch on the server."""
-        return batch_service_of(self.site.app).detail(self.who, sheet).model_dump(exclude_unset=True)
+    def batch(self, sheet: str) -> dict[str, Any]:
+        """Return the batch on the server."""
+        return batch_service_of(self.site.app).detail(self.identity, sheet).model_dump(exclude_unset=True)
 
     def answer(self, sheet: str, number: int) -> dict[str, Any]:
-        """The saved answer of an item, by its position from 1."""
-        found: dict[str, Any] = self.whole(sheet)["items"][number - 1]["answer"]
+        """Return the saved answer of an item, by its position from 1."""
+        found: dict[str, Any] = self.batch(sheet)["items"][number - 1]["answer"]
         return found
 
-    def submit(self, sheet: str, rule: Rule = agreed, *, but: int = 0) -> None:
-        """Submit all items but the last `but` by a rule, without the page."""
-        filled, saved = fill(self.judging(sheet), rule)["items"], self.whole(sheet)["items"]
-        for item, current in list(zip(filled, saved, strict=True))[: len(saved) - but]:
+    def submit(self, sheet: str, rule: Rule = agreed, *, omit_last: int = 0) -> None:
+        """Submit all items but the last `omit_last` by a rule, without the page."""
+        filled, saved = fill(self.stored_sheet(sheet), rule)["items"], self.batch(sheet)["items"]
+        for item, current in list(zip(filled, saved, strict=True))[: len(saved) - omit_last]:
             tips = [{name: tip[name] for name in _TIP_FIELDS} for tip in item["tips"]]
             body = {"version": current["answer"]["version"], "state": "submitted", "tips": tips}
-            batch_service_of(self.site.app).save(self.who, sheet, item["item"], ItemRequest.model_validate(body))
+            batch_service_of(self.site.app).save(self.identity, sheet, item["item"], ItemRequest.model_validate(body))
 
 
 @contextmanager
@@ -85,13 +85,13 @@ def judging_site(home: Path, **cells: Any) -> Iterator[JudgingSite]:
 class BatchPage:
     """The open page of a batch."""
 
-    view: PageView
+    tab: BrowserTab
     sheet: str
     presses: int = 0
 
     @property
     def page(self) -> Page:
-        return self.view.page
+        return self.tab.page
 
     def press(self, *keys: str) -> None:
         """Press the keys in order and count them."""
@@ -103,7 +103,7 @@ class BatchPage:
         """Press the keys of all scores of a filled item."""
         self.press(*(str(score) for tip in item["tips"] for score in tip["scores"].values()))
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         self.page.locator("#desk:not([hidden])").wait_for()
 
     @property
@@ -119,23 +119,23 @@ class BatchPage:
     def save_state(self) -> str:
         return self.page.locator(".save-state").inner_text().strip()
 
-    def expect_state(self, words: str) -> None:
+    def wait_for_state(self, text: str) -> None:
         """Wait until the state of the current item has this text."""
-        self.page.locator(".save-state", has_text=words).wait_for()
+        self.page.locator(".save-state", has_text=text).wait_for()
 
     def scores(self) -> list[int | None]:
-        """The scores on the page, in order."""
+        """Return the scores on the page, in order."""
         script = """[...document.querySelectorAll('.group')].map(group =>
             Number(group.querySelector('[aria-checked=true]')?.dataset.score) || null)"""
         found: list[int | None] = self.page.evaluate(script)
         return found
 
-    def mark(self, number: int) -> str:
-        """An item's state in the queue."""
+    def queue_state(self, number: int) -> str:
+        """Return an item's state in the queue."""
         return str(self.page.locator(".queue-item").nth(number - 1).get_attribute("data-state"))
 
-    def n_unsent(self) -> int:
-        """The number of items that this browser has not sent yet."""
+    def unsent_count(self) -> int:
+        """Return the number of items that this browser has not sent yet."""
         script = "Object.keys(localStorage).filter(name => name.startsWith('tipbench.outbox.')).length"
         return int(self.page.evaluate(script))
 
@@ -144,17 +144,17 @@ class BatchPage:
         self.page.get_by_role("button", name="Finish batch", exact=True).click()
 
 
-def open_batch_page(visit: Visit, site: Site, sheet: str, **more: Any) -> BatchPage:
+def open_batch_page(open_tab: TabOpener, site: Site, sheet: str, **more: Any) -> BatchPage:
     """Open the page of a batch as a judge."""
-    at = BatchPage(visit(site, "judge", **more), sheet)
-    assert at.view.go(f"/judge/batches/{sheet}") == 200
-    at.ready()
-    return at
+    batch_page = BatchPage(open_tab(site, "judge", **more), sheet)
+    assert batch_page.tab.go(f"/judge/batches/{sheet}") == 200
+    batch_page.wait_until_ready()
+    return batch_page
 
 
-def another_tab(at: BatchPage) -> BatchPage:
+def open_in_new_tab(batch_page: BatchPage) -> BatchPage:
     """Open the same batch in another tab of the same browser."""
-    other = BatchPage(PageView(at.page.context.new_page(), at.view.origin), at.sheet)
-    other.page.goto(at.page.url.partition("#")[0])
-    other.ready()
+    other = BatchPage(BrowserTab(batch_page.page.context.new_page(), batch_page.tab.origin), batch_page.sheet)
+    other.page.goto(batch_page.page.url.partition("#")[0])
+    other.wait_until_ready()
     return other

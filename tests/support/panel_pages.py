@@ -1,4 +1,4 @@
-"""Panels with content for a real browser, the paths of their pages, and visits that record what a page does."""
+"""Panels with content for a real browser, the paths of their pages, and browser tabs that record what a page does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from support.hostile import MARK, as_name, hostile_names, hostile_words
+from support.hostile import MARK, hostile_names, hostile_texts, valid_name
 from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
-from support.sample_experiment import SAMPLE_EXPERIMENT, SampleExperiment, Words, empty_experiment, record_sample
+from support.sample_experiment import SampleExperiment, SampleTexts, empty_experiment, record_sample
 from support.scripted_runner import ScriptedRunner
 from support.serving import learn, open_service
 from tipbench.jobs.command import collect_request, judge_request
@@ -37,13 +37,13 @@ from tipbench.workflows.simulation import record_simulation
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Response, Route
 
-Who = Literal["admin", "judge", "nobody"]
+Visitor = Literal["admin", "judge", "nobody"]
 EMPTY = "tip-bench-empty"
 UNJUDGED = "tip-bench-unjudged"
 _SECRET_COOKIE = "tipbench_session"
 _TIMEOUT_MS = 120_000  # long, for a busy machine
 # Elements and attributes that no text may create; the pages themselves have none of these.
-PLANTED = (
+INJECTED = (
     f"[{MARK}], script:not([src]), iframe, object, embed, base, marquee, foreignObject, [style], "
     "[onerror], [onload], [onclick], [onfocus], [onmouseover], [onbegin], [href^='javascript:' i], [href^='data:' i], "
     "[src^='data:text' i], form[action^='//'], link[href^='//'], meta[http-equiv='refresh']"
@@ -51,12 +51,12 @@ PLANTED = (
 
 
 @dataclass(frozen=True)
-class FurnishedPanel:
+class SamplePanel:
     """A panel with its content and the paths of its pages by name."""
 
     site: Site
     content: SampleExperiment
-    words: Words
+    texts: SampleTexts
     pages: Mapping[str, str]
 
     def jobs(self) -> Sequence[Job]:
@@ -64,33 +64,33 @@ class FurnishedPanel:
 
 
 @dataclass
-class PageView:
-    """An open page with its requests to other hosts, its console errors and its missing resources."""
+class BrowserTab:
+    """A tab that records requests to other hosts, console errors and missing resources."""
 
     page: Page
     origin: str
-    outside: list[str] = field(default_factory=list)
-    console: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    external_requests: list[str] = field(default_factory=list)
+    console_errors: list[str] = field(default_factory=list)
+    missing_resources: list[str] = field(default_factory=list)
     requested_url: str = ""
 
     def listen(self) -> None:
         """Record console messages and missing resources; the page itself may be missing on purpose."""
 
         def on_dialog(dialog: Dialog) -> None:
-            self.console.append(f"dialog: {dialog.message}")
+            self.console_errors.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
         def on_console(line: ConsoleMessage) -> None:
             if line.type == "error":
-                self.console.append(line.text)
+                self.console_errors.append(line.text)
 
         def on_response(response: Response) -> None:
             if response.status >= 400 and response.url != self.requested_url:
-                self.missing.append(f"{response.status} {response.url}")
+                self.missing_resources.append(f"{response.status} {response.url}")
 
         self.page.on("dialog", on_dialog)
-        self.page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
+        self.page.on("pageerror", lambda error: self.console_errors.append(f"error: {error}"))
         self.page.on("console", on_console)
         self.page.on("response", on_response)
 
@@ -99,15 +99,15 @@ class PageView:
         self.requested_url = self.origin + path
         response = self.page.goto(self.requested_url, wait_until="load")
         assert response is not None
-        self.unfold()
+        self.expand_all()
         return response.status
 
-    def forget(self) -> None:
+    def clear_records(self) -> None:
         """Clear what was recorded so far."""
-        for record in (self.outside, self.console, self.missing):
-            record.clear()
+        for records in (self.external_requests, self.console_errors, self.missing_resources):
+            records.clear()
 
-    def unfold(self) -> None:
+    def expand_all(self) -> None:
         """Expand all collapsed parts."""
         self.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
 
@@ -117,12 +117,12 @@ class PageView:
             ...[...document.querySelectorAll('input, textarea, option')].map(each => each.value)].join('\\n')"""
         return str(self.page.evaluate(script))
 
-    def planted(self) -> list[str]:
-        """Return elements created from a text, which must be none."""
-        script = f"""[...document.querySelectorAll({PLANTED!r})].map(each => each.outerHTML.slice(0, 200))"""
+    def injected_elements(self) -> list[str]:
+        """Return the elements that a text has created; there must be none."""
+        script = f"""[...document.querySelectorAll({INJECTED!r})].map(each => each.outerHTML.slice(0, 200))"""
         return [str(each) for each in self.page.evaluate(script)]
 
-    def scrolls_sideways(self) -> str | None:
+    def sideways_overflow(self) -> str | None:
         """Return the elements that make a page scroll sideways, or None."""
         script = """() => { const wide = document.documentElement.clientWidth;
             if (document.documentElement.scrollWidth <= wide) return null;
@@ -134,47 +134,47 @@ class PageView:
         return None if found is None else str(found)
 
 
-class Visit:
-    """Opens pages as a user; requests to other hosts are aborted and recorded."""
+class TabOpener:
+    """Opens browser tabs as a user; requests to other hosts are aborted and recorded."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self._contexts: list[BrowserContext] = []
 
-    def __call__(self, site: Site, who: Who = "admin", *, width: int = 1280, **more: Any) -> PageView:
-        """Return a page of a new browser context, logged in."""
-        view = self.anonymous(site.url, width=width, **more)
-        if who != "nobody":
-            cookie = {"name": _SECRET_COOKIE, "value": _session(site, who), "url": site.url}
-            view.page.context.add_cookies([cookie])  # type: ignore[list-item]
-        return view
+    def __call__(self, site: Site, role: Visitor = "admin", *, width: int = 1280, **more: Any) -> BrowserTab:
+        """Return a tab of a new browser context, logged in."""
+        tab = self.without_session(site.url, width=width, **more)
+        if role != "nobody":
+            cookie = {"name": _SECRET_COOKIE, "value": _session(site, role), "url": site.url}
+            tab.page.context.add_cookies([cookie])  # type: ignore[list-item]
+        return tab
 
-    def anonymous(self, url: str, *, width: int = 1280, **more: Any) -> PageView:
-        """Return a page of a new browser context without a session."""
+    def without_session(self, url: str, *, width: int = 1280, **more: Any) -> BrowserTab:
+        """Return a tab of a new browser context without a session."""
         context = self._browser.new_context(viewport={"width": width, "height": 900}, reduced_motion="reduce", **more)
         context.set_default_timeout(_TIMEOUT_MS)
         self._contexts.append(context)
-        view = PageView(context.new_page(), url)
-        context.route("**/*", lambda route: _pass_on(view, route))
-        view.listen()
-        return view
+        tab = BrowserTab(context.new_page(), url)
+        context.route("**/*", lambda route: _block_external(tab, route))
+        tab.listen()
+        return tab
 
     def close(self) -> None:
         for context in self._contexts:
             context.close()
 
 
-def _pass_on(view: PageView, route: Route) -> None:
-    if route.request.url.startswith((f"{view.origin}/", "data:image/")):
+def _block_external(tab: BrowserTab, route: Route) -> None:
+    if route.request.url.startswith((f"{tab.origin}/", "data:image/")):
         route.continue_()
     else:
-        view.outside.append(route.request.url)
+        tab.external_requests.append(route.request.url)
         route.abort()
 
 
-def _session(site: Site, who: Who) -> str:
+def _session(site: Site, role: Visitor) -> str:
     """Log in and return the value of the session cookie."""
-    secret = site.admin if who == "admin" else site.judge
+    secret = site.admin if role == "admin" else site.judge
     with httpx.Client(base_url=site.url, trust_env=False) as client:
         response = client.post("/login", json={"token": secret})
         assert response.status_code == 200, response.text
@@ -182,39 +182,39 @@ def _session(site: Site, who: Who) -> str:
 
 
 @contextmanager
-def furnished_panel(folder: Path) -> Iterator[FurnishedPanel]:
+def serve_sample_panel(folder: Path) -> Iterator[SamplePanel]:
     """Serve a panel with ordinary content."""
-    with _panel(folder / "home", MemoryStore(), SAMPLE_EXPERIMENT, Words(), note="trial on staging") as panel:
-        yield panel
+    texts = SampleTexts()
+    store = MemoryStore()
+    content = record_sample(store, texts=texts)
+    empty_experiment(store, EMPTY)
+    record_unjudged(store)
+    with panel_site(folder / "home", store, runner=_scripted_runner(texts)) as site:
+        _submit_jobs(site, content, texts)
+        policies = record_policies(folder / "home", store, "trial on staging")
+        yield SamplePanel(site, content, texts, {**page_paths(site, content), **policies})
 
 
 @contextmanager
-def hostile_panel(folder: Path) -> Iterator[FurnishedPanel]:
+def serve_hostile_panel(folder: Path) -> Iterator[SamplePanel]:
     """Serve a panel in which every name and text is hostile."""
-    words = hostile_words(folder / "suite")
+    texts = hostile_texts(folder / "suite")
     store = MemoryStore()
     names = [EXPERIMENT_PREFIX + name for name in hostile_names(180)]
     for name in names:
         store.ensure_experiment(name)
-    with _panel(folder / "home", store, names[4] + "/a b?c=d&e#f", words, note=names[0]) as panel:
-        for name in hostile_names(60):
-            panel.site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
-        yield panel
-
-
-@contextmanager
-def _panel(home: Path, store: MemoryStore, experiment: str, words: Words, *, note: str) -> Iterator[FurnishedPanel]:
-    """Serve a panel with experiments, jobs, policies and a simulation. `note` is user and reason of the promotions."""
-    content = record_sample(store, experiment, words)
+    content = record_sample(store, names[4] + "/a b?c=d&e#f", texts)
     empty_experiment(store, EMPTY)
-    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
-    with panel_site(home, store, runner=_runner(words)) as site:
-        _submit_jobs(site, content, words)
-        policies = _furnish_policies(home, store, note)
-        yield FurnishedPanel(site, content, words, {**page_paths(site, content), **policies})
+    record_unjudged(store)
+    with panel_site(folder / "home", store, runner=_scripted_runner(texts)) as site:
+        for name in hostile_names(60):
+            site.panel.authenticator.tokens.create(Role.JUDGE, name, life_s=None)
+        _submit_jobs(site, content, texts)
+        policies = record_policies(folder / "home", store, names[0])
+        yield SamplePanel(site, content, texts, {**page_paths(site, content), **policies})
 
 
-def _furnish_policies(home: Path, store: MemoryStore, note: str) -> dict[str, str]:
+def record_policies(home: Path, store: MemoryStore, text: str) -> dict[str, str]:
     """Record decisions of a policy server, promotions and a simulation; return their pages by name."""
     with open_service(home) as service:
         for policy in POLICIES:
@@ -222,11 +222,16 @@ def _furnish_policies(home: Path, store: MemoryStore, note: str) -> dict[str, st
     with switches_of(home) as switches:
         switches.set_shadow("egreedy-v2-shadow", True)
         switches.add_shadow_counts("egreedy-v2-shadow", ShadowCounts(calls=1200, dropped=3, errors=1))
-        switches.switch_unchecked("egreedy/v3", user=note, reason=note)
-    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=note)
+        switches.switch_unchecked("egreedy/v3", user=text, reason=text)
+    check_promotion(home, "egreedy/v2", size=Size(1, 20, 8), user=text)
     config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
     run_id = record_simulation(store, simulate(config, workers=1).to_json())
     return {"policies": "/policies?user_id=u1", "simulation": f"/simulations/{run_id}"}
+
+
+def record_unjudged(store: MemoryStore) -> None:
+    """Record an experiment with unjudged answers."""
+    store.mark_changed(record_cells(store, experiment=UNJUDGED, n_scenarios=2).experiment_id)
 
 
 def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
@@ -249,8 +254,8 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "leaderboard": here,
         "leaderboard with a baseline": f"{here}?{baseline}",
         "leaderboard by model": f"{here}?by=model&provisional=true",
-        "leaderboard of nothing": f"/experiments/{EMPTY}",
-        "leaderboard of the unjudged": f"/experiments/{UNJUDGED}",
+        "empty leaderboard": f"/experiments/{EMPTY}",
+        "leaderboard without scores": f"/experiments/{UNJUDGED}",
         "pair": f"{here}/pairs?{pair}",
         "scenario matrix": f"{here}/scenarios",
         "pair against a baseline": f"{here}/pairs?{pair}&{baseline}",
@@ -263,124 +268,128 @@ def page_paths(site: Site, content: SampleExperiment) -> dict[str, str]:
         "judges": f"{here}/judges",
         "no judges": f"/experiments/{EMPTY}/judges",
         "settings": "/settings",
-        "judge's place": "/judge",
-        "judge's place with a name": f"/judge?{urlencode({'experiment': content.name})}",
-        "nothing there": "/no/such/page",
-        "no such experiment": "/experiments/tip-bench-never",
+        "judging": "/judge",
+        "judging of an experiment": f"/judge?{urlencode({'experiment': content.name})}",
+        "missing page": "/no/such/page",
+        "missing experiment": "/experiments/tip-bench-never",
     }
 
 
-def _runner(words: Words) -> ScriptedRunner:
-    def emitted(job: Job) -> Sequence[events.Event]:
-        return _events(words, ended=job.key not in ("running", "lost"))
+def _scripted_runner(texts: SampleTexts) -> ScriptedRunner:
+    return ScriptedRunner(
+        ends=lambda job: _job_status(texts, job),
+        emitted=lambda job: _events(texts, ended=job.key not in ("running", "lost")),
+        printed="\n".join(texts.tips),
+    )
 
-    return ScriptedRunner(ends=lambda job: _ending(words, job), emitted=emitted, printed="\n".join(words.tips))
 
-
-def _ending(words: Words, job: Job) -> JobStatus:
-    endings = {
+def _job_status(texts: SampleTexts, job: Job) -> JobStatus:
+    statuses = {
         "running": JobStatus(JobState.RUNNING),
-        "lost": JobStatus(JobState.LOST, reason=words.failures[0]),
-        "failed": JobStatus(JobState.FAILED, 1, words.failures[-1]),
+        "lost": JobStatus(JobState.LOST, reason=texts.failures[0]),
+        "failed": JobStatus(JobState.FAILED, 1, texts.failures[-1]),
     }
-    return endings.get(job.key or "", JobStatus(JobState.SUCCEEDED, 0))
+    return statuses.get(job.key or "", JobStatus(JobState.SUCCEEDED, 0))
 
 
-def _events(words: Words, *, ended: bool) -> list[events.Event]:
+def _events(texts: SampleTexts, *, ended: bool) -> list[events.Event]:
     """Return the events of a collect with one finished and one half-finished model."""
-    first, second, *_ = words.models
-    prompt = next(iter(words.suite.prompts))
+    first, second, *_ = texts.models
+    prompt = next(iter(texts.suite.prompts))
     emitted: list[events.Event] = [events.Started("1"), events.BlockStarted(first, 2)]
     emitted += [events.CellFinished(first, prompt, "x@y", at + 1, 2, 0, None, 80, 20.0) for at in range(2)]
     emitted += [events.BlockFinished(first), events.BlockStarted(second, 8, 1)]
-    emitted += [events.CellFinished(second, prompt, words.tips[0], 2, 8, 1, words.failures[0])]
-    emitted += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(words.failures)]
+    emitted += [events.CellFinished(second, prompt, texts.tips[0], 2, 8, 1, texts.failures[0])]
+    emitted += [events.Message(text, warning=bool(at % 2)) for at, text in enumerate(texts.failures)]
     if ended:
-        memory = events.Evidence(412, 1, 0.9, 2, 0, words.foreign)
-        refused = tuple(name for name, _ in words.refused)
+        memory = events.Evidence(412, 1, 0.9, 2, 0, texts.foreign)
+        refused = tuple(name for name, _ in texts.refused)
         done = events.Collected("x", 96, 0, 96, 1, refused, 12.0, "javascript:alert(1)")
         emitted += [memory, done, events.Exit(0)]
     else:
-        emitted += [events.Waiting(words.failures[0], 60.0)]
+        emitted += [events.Waiting(texts.failures[0], 60.0)]
     return emitted
 
 
-def _submit_jobs(site: Site, content: SampleExperiment, words: Words) -> None:
+def _submit_jobs(site: Site, content: SampleExperiment, texts: SampleTexts) -> None:
     """Submit jobs that end in each state, and one that stays in the queue."""
     config = make_config({"models": "a:1b", "experiment": EXPERIMENT_PREFIX + "x"})
-    models = ",".join(as_name(name, 190).replace(" ", "-").replace(",", ";") for name in words.models)
+    models = ",".join(valid_name(name, 190).replace(" ", "-").replace(",", ";") for name in texts.models)
     config = config.model_copy(update={"models": models, "experiment": content.name})
     for key in ("succeeded", "failed", "lost", "running", "queued"):
-        resource = "running" if key == "queued" else key  # the queued job waits for the resource of the running one
-        request = replace(collect_request(config, started_by=words.judges[0]), resources=(resource,))
+        request = replace(collect_request(config, started_by=texts.judges[0]), resources=(key[:1],))
+        if key == "queued":
+            request = replace(request, resources=("r",))  # the resource of the running job
         site.panel.jobs.submit(request, idempotency_key=key)
     judging = judge_request({"with": "rules", "experiment": content.name}, ollama_url="http://x", started_by="boss")
     site.panel.jobs.submit(judging, idempotency_key="judge")
 
 
-def after_forms(view: PageView, shown: FurnishedPanel, folder: Path) -> Iterator[str]:
+def submit_forms(tab: BrowserTab, panel: SamplePanel, folder: Path) -> Iterator[str]:
     """Yield the name of each page that follows a submitted form."""
-    page, words, here = view.page, shown.words, shown.pages["judges"]
-    text = "; ".join(words.tips)[:3000]
+    page, texts, here = tab.page, panel.texts, panel.pages["judges"]
+    hostile = "; ".join(texts.tips)[:3000]
     for name in ("models", "experiment"):
-        _open_form(view, "/run")
-        page.locator(f"input[type=text][name={name}]").fill(text)
+        _open_form(tab, "/run")
+        page.locator(f"input[type=text][name={name}]").fill(hostile)
         page.get_by_role("button", name="Show plan").click()
         page.locator("#outcome").wait_for()
         yield f"run form with wrong {name}"
-    _open_form(view, f"/run?{urlencode({'experiment': shown.content.name})}")
+    _open_form(tab, f"/run?{urlencode({'experiment': panel.content.name})}")
     page.locator("input[type=text][name=models]").fill("baseline:template")
     page.get_by_role("button", name="Show plan").click()
     page.locator("#plan-result, #outcome").first.wait_for()
     yield "plan"
-    wrong = folder / f"{as_name(words.tips[0], 60).replace('/', '∕')}.json"
-    wrong.write_text(json.dumps({"format": text, "experiment": shown.content.name, "sheet": text, "items": [text]}))
-    _upload(view, here, wrong)
+    wrong = folder / f"{valid_name(texts.tips[0], 60).replace('/', '∕')}.json"
+    wrong.write_text(
+        json.dumps({"format": hostile, "experiment": panel.content.name, "sheet": hostile, "items": [hostile]})
+    )
+    _upload(tab, here, wrong)
     yield "refused import"
     filled = folder / "filled.json"
-    filled.write_text(json.dumps(_filled(shown)))
-    _upload(view, here, filled)
+    filled.write_text(json.dumps(_filled_sheet(panel)))
+    _upload(tab, here, filled)
     page.locator("#preview").wait_for()
     yield "preview of an import"
-    _open_form(view, here)
-    page.locator("#export input[name=judge]").fill(words.judges[1])
+    _open_form(tab, here)
+    page.locator("#export input[name=judge]").fill(texts.judges[1])
     with page.expect_navigation():
         page.get_by_role("button", name="Create sheet").click()
     yield "export"
-    _open_form(view, "/settings")
-    page.locator("input[name=name]").fill(words.judges[0])
+    _open_form(tab, "/settings")
+    page.locator("input[name=name]").fill(texts.judges[0])
     page.locator("form", has=page.locator("input[name=name]")).locator("button[type=submit]").click()
     page.locator("#new-token").wait_for()
     yield "new token"
 
 
-def _open_form(view: PageView, path: str) -> None:
+def _open_form(tab: BrowserTab, path: str) -> None:
     """Open a form without the browser's validation, so that the panel validates it."""
-    view.go(path)
-    view.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
-    view.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
+    tab.go(path)
+    tab.page.evaluate("document.querySelectorAll('form').forEach(each => each.noValidate = true)")
+    tab.page.evaluate("document.querySelectorAll('[maxlength]').forEach(each => each.removeAttribute('maxlength'))")
 
 
-def _upload(view: PageView, path: str, file: Path) -> None:
-    _open_form(view, path)
-    view.page.locator("input[type=file]").set_input_files(file)
-    with view.page.expect_navigation():
-        view.page.get_by_role("button", name="Preview").click()
+def _upload(tab: BrowserTab, path: str, file: Path) -> None:
+    _open_form(tab, path)
+    tab.page.locator("input[type=file]").set_input_files(file)
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("button", name="Preview").click()
 
 
-def _filled(shown: FurnishedPanel) -> Any:
-    driver = shown.content.driver
-    judging = find_sheet(driver.store, driver.experiment, shown.content.open_sheet)
+def _filled_sheet(panel: SamplePanel) -> Any:
+    driver = panel.content.driver
+    judging = find_sheet(driver.store, driver.experiment, panel.content.open_sheet)
     assert judging is not None
     raw = fill(judging)
-    notes = cycle(text[:2000] for text in shown.words.tips)
+    notes = cycle(text[:2000] for text in panel.texts.tips)
     for item in raw["items"]:
         for tip in item["tips"]:
             tip["note"] = next(notes)
     return raw
 
 
-def shown_as_text(text: str, page: str) -> bool:
+def is_shown(text: str, page: str) -> bool:
     """Return whether a page shows the text; unprintable characters may be shown in any way."""
     parts = "".join(each if each.isprintable() else "\0" for each in text).split("\0")
     start = 0

@@ -48,7 +48,7 @@ def make_app(
     return app
 
 
-def fixed_draws(patch: pytest.MonkeyPatch) -> None:
+def fix_random_draws(patch: pytest.MonkeyPatch) -> None:
     """Draw sheets and duels from a seed, so that no result depends on chance."""
     rng = random.Random(1)
     patch.setattr(random, "SystemRandom", lambda: rng)
@@ -84,12 +84,12 @@ def panel_site(
     tokens = app.state.panel.authenticator.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=None)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=None)
-    with listening(app) as url:
+    with serve_app(app) as url:
         yield Site(url, app, admin, judge, home)
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[str]:
+def serve_app(app: Any) -> Iterator[str]:
     """Serve an application on a free port; yields its address without the trailing slash."""
     options = PanelOptions(port=0)
     sock = listen(options.host, options.port)

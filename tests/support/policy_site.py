@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from support.command import tipbench
-from support.panel_site import listening
+from support.panel_site import serve_app
 from tipbench.serve.catalogue import Catalogue
 from tipbench.serve.recommender import Recommender, ShadowScorer, score_shadow
 from tipbench.serve.request import RewardRequest, ScoreRequest
@@ -106,7 +106,7 @@ def policy_site(
         guard = TokenGuard(tokens, LoginLimiter(), None, POLICY_SERVER_REFUSED_ROLES)
         texts = catalogue.texts if catalogue else {}
         app = PolicyServer(service, recommender, guard, texts=texts, clock=token_clock)
-        url = stack.enter_context(listening(app))
+        url = stack.enter_context(serve_app(app))
         client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S))
         yield PolicySite(url, app, service, recommender, tokens, clock, token_clock, client, secrets)
 

@@ -37,7 +37,7 @@ _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
-class Words:
+class SampleTexts:
     """The texts and names of the experiment, which come from outside."""
 
     suite: Suite = field(default_factory=lambda: load_suite("tips"))
@@ -71,41 +71,41 @@ class SampleExperiment:
         return self.driver.experiment.name
 
 
-def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, words: Words | None = None) -> SampleExperiment:
+def record_sample(store: RunStore, name: str = SAMPLE_EXPERIMENT, texts: SampleTexts | None = None) -> SampleExperiment:
     """Record models × prompts × scenarios, judged by two judges, and runs of every other kind and state."""
-    words = words or Words()
+    texts = texts or SampleTexts()
     driver = SheetDriver(store, store.ensure_experiment(name))
-    writer = _SampleWriter(driver, words)
+    writer = _SampleWriter(driver, texts)
     runs = writer.record_grid()
     run_judge(store, driver.experiment, RulesJudge(), ExportRequest())
     held, still_open = writer.judge()
-    runs |= writer.record_late()
-    writer.record_others()
+    runs |= writer.record_unjudged()
+    writer.record_other_kinds()
     store.mark_changed(driver.experiment.experiment_id)
-    pairs = tuple(Pair(*each) for each in product(words.models, words.suite.prompts))
-    return SampleExperiment(driver, pairs, runs | writer.kinds(), held, still_open)
+    pairs = tuple(Pair(*each) for each in product(texts.models, texts.suite.prompts))
+    return SampleExperiment(driver, pairs, runs | writer.run_by_kind(), held, still_open)
 
 
 @dataclass(frozen=True)
 class _SampleWriter:
     driver: SheetDriver
-    words: Words
+    texts: SampleTexts
     tick: Iterator[int] = field(default_factory=lambda: count(int(time.time() * 1000) - 48 * _HOUR_MS, 60_000))
-    used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of Words
+    used: Counter[str] = field(default_factory=Counter)  # texts used so far, by field of SampleTexts
 
     @property
     def config(self) -> CollectConfig:
         return make_config({"models": "as-written", "prompts": "v1", "n_tips": 3, "experiment": SAMPLE_EXPERIMENT})
 
-    def next(self, name: str) -> str:
-        """The next text of a field of Words, in a cycle."""
-        texts: tuple[str, ...] = getattr(self.words, name)
+    def next_text(self, name: str) -> str:
+        """Return the next text of a field of SampleTexts, in a cycle."""
+        texts: tuple[str, ...] = getattr(self.texts, name)
         self.used[name] += 1
         return texts[(self.used[name] - 1) % len(texts)]
 
     def cells(self, model: str, build: str = "2") -> list[tuple[ModelFacts, PlannedCell]]:
         facts = ModelFacts(model, "ollama", "0.11.4", "box", f"sha256:{_hash(model)}{build}", 1.5, "Q4_K_M")
-        suite = self.words.suite
+        suite = self.texts.suite
         planned = [
             cell
             for version in suite.prompts  # a version's name may contain a comma, so each is planned separately
@@ -118,26 +118,26 @@ class _SampleWriter:
         return [(facts, cell) for cell in planned]
 
     def record(self, facts: ModelFacts, cell: PlannedCell, text: str | None, supersedes: Sequence[str] = ()) -> str:
-        setting = CollectContext(self.config, self.words.suite, COLLECTION)
+        context = CollectContext(self.config, self.texts.suite, COLLECTION)
         start = next(self.tick)
         answer: Completion | EngineFailure
         if text is None:
-            answer = EngineFailure(FailureKind.RESET, self.next("failures"), partial=self.words.tips[0])
+            answer = EngineFailure(FailureKind.RESET, self.next_text("failures"), partial=self.texts.tips[0])
         else:
             speed = 20 + 60 * _share(facts.model)
             answer = Completion(text, "stop", 140 / speed, 0.4, 0.2, 900, 140, speed)
         generated = GeneratedCell(cell, answer, start, start + 3000, foreign_resident=text == "")
-        run = cell_run(setting, facts, generated, tuple(supersedes))
+        run = cell_run(context, facts, generated, tuple(supersedes))
         return self.driver.store.record(self.driver.experiment.experiment_id, run)
 
     def answer(self) -> str:
-        tips = [{"tip": self.next("tips"), "rationale": self.next("rationales")} for _ in range(3)]
+        tips = [{"tip": self.next_text("tips"), "rationale": self.next_text("rationales")} for _ in range(3)]
         return json.dumps(tips, ensure_ascii=True)
 
     def record_grid(self) -> dict[str, str]:
         """Record the grid: one cell at the second attempt, one also with an older build, one without a usable tip."""
         runs: dict[str, str] = {}
-        for at, model in enumerate(self.words.models):
+        for at, model in enumerate(self.texts.models):
             cells = self.cells(model)
             if at == 0:
                 runs["stale"] = self.record(*self.cells(model, build="1")[0], self.answer())
@@ -153,8 +153,8 @@ class _SampleWriter:
 
     def judge(self) -> tuple[str, str]:
         """Apply two sheets of the first judge and one of the second; the second also has a held and an open one."""
-        first, second = self.words.judges
-        half = len(self.words.models) * len(self.words.suite.prompts) * len(self.words.suite.scenarios) // 2
+        first, second = self.texts.judges
+        half = len(self.texts.models) * len(self.texts.suite.prompts) * len(self.texts.suite.scenarios) // 2
         for options in ({"limit": half}, {}):
             self.apply_filled(self.driver.export(first, seed=1, **options).stored)
         self.apply_filled(self.driver.export(second, seed=2, limit=half // 2, everything=True).stored)
@@ -173,7 +173,7 @@ class _SampleWriter:
         raw, cells = fill(judging, rule), self.driver.cells()
         for entry, item in zip(judging.entries, raw["items"], strict=True):
             for at, tip in enumerate(item["tips"]):
-                tip["note"] = self.next("notes")
+                tip["note"] = self.next_text("notes")
                 if entry.kind is not ItemKind.CONTROL and entry.run_id is not None and not careless:
                     params = cells[entry.run_id].params
                     level = 1.6 + 1.4 * _share(params["model"]) + _share(params["prompt_version"])
@@ -183,22 +183,22 @@ class _SampleWriter:
                     }
         return raw
 
-    def record_late(self) -> dict[str, str]:
+    def record_unjudged(self) -> dict[str, str]:
         """Record runs after the judging: pending cells of a new model, and a failure with each message."""
         cells = self.cells("newcomer:3b")
         pending = [self.record(*cell, self.answer()) for cell in cells[:3]]
         failed = [
-            self.record(*cell, None) for cell, _ in zip(cells[3:] * 10, self.words.failures, strict=False)
+            self.record(*cell, None) for cell, _ in zip(cells[3:] * 10, self.texts.failures, strict=False)
         ]  # one run for each message; of one cell the last counts
-        for at, scenario in enumerate(self.words.scenarios):
-            self.record_unknown(self.words.models[0], scenario, at)
+        for at, scenario in enumerate(self.texts.scenarios):
+            self.record_unknown(self.texts.models[0], scenario, at)
         return {"pending": pending[0], "failed": failed[0]}
 
     def record_unknown(self, model: str, scenario: str, at: int) -> None:
         """Record a judged cell of a scenario that is in no suite."""
         facts, cell = self.cells(model)[0]
         run = cell_run(
-            CollectContext(self.config, self.words.suite, COLLECTION), facts,
+            CollectContext(self.config, self.texts.suite, COLLECTION), facts,
             GeneratedCell(cell, Completion(self.answer(), "stop"), next(self.tick), next(self.tick)),
         )  # fmt: skip
         persona, _, slot = scenario.partition("@")
@@ -212,16 +212,16 @@ class _SampleWriter:
                 params={**run.params, "scenario": scenario, "persona": persona or "x", "time_slot": slot or "x"},
                 metrics={**run.metrics, **scores},
                 tags={**run.tags, "state": "judged", "judge_pending": "false", "scenario_hash": _hash(scenario),
-                      "scores_rubric": self.words.suite.rubric.tag},
+                      "scores_rubric": self.texts.suite.rubric.tag},
             ),
         )  # fmt: skip
 
-    def record_others(self) -> None:
+    def record_other_kinds(self) -> None:
         """Record the runs that are not cells."""
         store, experiment = self.driver.store, self.driver.experiment
-        evidence = Evidence(412, 1, 0.9, 3, 1, self.words.foreign, (0.4, 0.6, 0.5))
-        refused = dict(self.words.refused)
-        summary = Summary(experiment.name, None, 96, 0, 96, 1, 512.5, {}, evidence, refused, tuple(self.words.failures))
+        evidence = Evidence(412, 1, 0.9, 3, 1, self.texts.foreign, (0.4, 0.6, 0.5))
+        refused = dict(self.texts.refused)
+        summary = Summary(experiment.name, None, 96, 0, 96, 1, 512.5, {}, evidence, refused, tuple(self.texts.failures))
         now = next(self.tick)
         done = collection_run(
             self.config, summary, record_id=COLLECTION, start_ms=now - _HOUR_MS, end_ms=now, ended="complete"
@@ -233,12 +233,12 @@ class _SampleWriter:
         board, cells = read_leaderboard(store, experiment, CellFilter())
         record_board(store, experiment.experiment_id, board)
         decision = make_decision(
-            board, cells, board.standings[0].pair, self.words.rationales[0], decision_id=uuid.uuid4().hex, at=now_iso()
+            board, cells, board.standings[0].pair, self.texts.rationales[0], decision_id=uuid.uuid4().hex, at=now_iso()
         )
         store.record(experiment.experiment_id, decision_run(decision, now))
 
-    def kinds(self) -> dict[str, str]:
-        """One run of each kind except cells."""
+    def run_by_kind(self) -> dict[str, str]:
+        """Return the id of one run of each kind except cells."""
         found: dict[str, str] = {}
         for kind in RunKind:
             if kind not in (RunKind.CELL, RunKind.SIMULATION):  # simulations are recorded in another experiment

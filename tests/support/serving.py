@@ -22,16 +22,6 @@ PROFILE = {
 CATEGORIES = ("focus", "rest", "admin")
 
 
-class ManualClock:
-    """A clock that moves only when a test moves it."""
-
-    def __init__(self, now: float = 1_800_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def candidate(number: int = 0) -> Candidate:
     """A candidate; successive numbers differ in every value."""
     return {

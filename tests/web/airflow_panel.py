@@ -20,18 +20,19 @@ from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.deps import PanelMlflow
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access
-from web.panels import API, BASE, JUDGE, Served, TestClient
+from web.panel_process import wait_for_job
+from web.panels import API, BASE, JUDGE, ServedPanel, TestClient
 
 RUN, JOBS = f"{API}/run", f"{API}/jobs"
 
 
-def quietly(_model: str, log: list[str]) -> int:
-    """A collect whose cells are all recorded already."""
+def report_nothing_to_do(_model: str, log: list[str]) -> int:
+    """Report a collect whose cells are all recorded already."""
     log += ["nothing to do", event_line(Exit(0), time.time()).decode().rstrip()]
     return 0
 
 
-def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
+def airflow_environment(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
     return {
         "TIPBENCH_AIRFLOW_URL": airflow.url,
         "TIPBENCH_AIRFLOW_USERNAME": USER,
@@ -41,15 +42,15 @@ def variables(airflow: ScriptedAirflow, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def followed(
+def serve_with_airflow(
     home: Path, airflow: ScriptedAirflow, store: RunStore, environment: Mapping[str, str] | None = None
-) -> Iterator[Served]:
-    """Local jobs end at once, without a process."""
-    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or variables(airflow))}, home.parent)
+) -> Iterator[ServedPanel]:
+    """Serve a panel with Airflow; local jobs end at once, without a process."""
+    settings = load_settings({"TIPBENCH_HOME": str(home), **(environment or airflow_environment(airflow))}, home.parent)
     access = airflow_access(settings)
     assert access is not None
-    records = PanelMlflowLookup(PanelMlflow(settings, store))
-    runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), records, poll_s=0.05, check_s=0.1, settle_s=0)
+    lookup = PanelMlflowLookup(PanelMlflow(settings, store))
+    runner = AirflowRunner(home, AirflowApi(access, backoff_s=0), lookup, poll_s=0.05, check_s=0.1, settle_s=0)
     runners: dict[str, Runner] = {"local": ScriptedRunner(), "airflow": runner}
     app = make_app(settings, store=store, runners=runners)
     tokens = app.state.panel.authenticator.tokens
@@ -57,15 +58,13 @@ def followed(
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )
     with TestClient(app, base_url=BASE) as client:
-        yield Served(app, client, admin, judge, store, home)
+        yield ServedPanel(app, client, admin, judge, store, home)
 
 
-def job_once(served: Served, job_id: str, state: str, reason: str = "") -> Any:
-    """Return the job once it has this state and reason."""
-    deadline = time.monotonic() + 120
-    while True:
-        job = served.get(f"{JOBS}/{job_id}").json()["job"]
-        if job["state"] == state and reason in (job["reason"] or ""):
-            return job
-        assert time.monotonic() < deadline, job
-        time.sleep(0.02)
+def wait_for_state(served: ServedPanel, job_id: str, state: str, reason: str = "") -> Any:
+    """Wait until the job has this state and reason, and return it."""
+
+    def is_reached(found: Any) -> bool:
+        return found["job"]["state"] == state and reason in (found["job"]["reason"] or "")
+
+    return wait_for_job(served.get, job_id, is_reached)["job"]

@@ -16,9 +16,7 @@ from support.judging import SheetDriver, record_cells
 from tipbench.plan.suite import load_suite
 from tipbench.record.run import NewRun, StoredRun
 from tipbench.record.store import MemoryStore
-from web.panels import EXPERIMENT, Served, copied, serving
-
-HTML = {"Accept": "text/html"}
+from web.panels import EXPERIMENT, HTML, ServedPanel, copy_store, serve_panel
 
 
 class RenamingStore(MemoryStore):
@@ -41,41 +39,37 @@ class RenamingStore(MemoryStore):
         return super().read(*args, **options)
 
 
-def levels(run: StoredRun, tip: int) -> int:
-    """Scores that differ by row: longer names are better, with variation over scenarios."""
+def score_of(run: StoredRun, tip: int) -> int:
+    """Return a score: longer names of models and prompts are better, with variation over scenarios."""
     params = run.params
     weight = len(params["model"]) + 2 * len(params["prompt_version"])
     return 1 + (weight + tip + len(params["scenario"])) % 5
 
 
 @contextmanager
-def judged_panel(home: Path, **options: Any) -> Iterator[Served]:
+def judged_panel(home: Path, **options: Any) -> Iterator[ServedPanel]:
     """A panel with one fully judged experiment."""
     names = tuple(options.pop("names", {}).items())
-    with serving(home, copied(_judged(names, **options))) as served:
+    with serve_panel(home, copy_store(_judged_store(names, **options))) as served:
         yield served
 
 
 @functools.cache
-def _judged(
+def _judged_store(
     names: tuple[tuple[str, str], ...], experiment: str = EXPERIMENT, judge: str = "anna", **options: Any
 ) -> RenamingStore:
     store = RenamingStore(dict(names))
-    add_judged(store, experiment, judge, **options)
+    add_judged_experiment(store, experiment, judge, **options)
     return store
 
 
-def add_judged(store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any) -> None:
+def add_judged_experiment(
+    store: RenamingStore, experiment: str, judge: str = "anna", suite: str = "tips", **options: Any
+) -> None:
     """Add another fully judged experiment."""
     found = record_cells(store, experiment=experiment, suite=load_suite(suite), **options)
     store.mark_changed(found.experiment_id)
-    judge_at(SheetDriver(store, found), levels, judge)
-
-
-def driver_of(served: Served, name: str = EXPERIMENT) -> SheetDriver:
-    found = served.store.experiment(name)
-    assert found is not None
-    return SheetDriver(served.store, found)
+    judge_at(SheetDriver(store, found), score_of, judge)
 
 
 def board_path(name: str = EXPERIMENT) -> str:
@@ -111,13 +105,13 @@ class Page(HTMLParser):
         """URLs of links to a path, with any query."""
         return [found["href"] for found in self.all("a") if urlsplit(found.get("href", "")).path == path]
 
-    def pictures(self) -> list[str]:
+    def chart_urls(self) -> list[str]:
         """URLs of all variants of all charts."""
         sources = [each["srcset"] for each in self.all("source")]
         return [*sources, *(each["src"] for each in self.all("img") if "/charts/" in each["src"])]
 
 
-def look(served: Served, path: str, **options: Any) -> Page:
+def get_page(served: ServedPanel, path: str, **options: Any) -> Page:
     return Page(served.get(path, headers=HTML, **options))
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the web tests: a panel, fixed draws, patient limits."""
+"""Fixtures of the web tests: a panel, fixed random draws, long waits."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from support.panel_site import fixed_draws
+from support.panel_site import fix_random_draws
 from tipbench.web import deps, security
 from tipbench.web import judge_service as judging
-from web.panels import Served, answered, serving
+from web.panels import ServedPanel, answered_store, serve_panel
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow small sheets for judges: most tests need no drift, and small sheets are fast."""
+def allow_small_sheets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow small sheets for judges: they are fast, and most tests need no drift."""
     monkeypatch.setattr(judging, "MIN_ANSWERS", 1)
 
 
 @pytest.fixture(autouse=True)
-def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers and controls are drawn with a fixed seed."""
-    fixed_draws(monkeypatch)
+    fix_random_draws(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait for a slot or lock as long as a loaded machine needs; tests of the limits set their own."""
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests wait long for a slot or lock, for a busy machine; tests of these limits set their own."""
     for module, name in (
         (security, "SHEET_REQUEST_WAIT_S"),
         (security, "FILLED_SHEET_WAIT_S"),
@@ -38,15 +38,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served(home: Path) -> Iterator[Served]:
+def served(home: Path) -> Iterator[ServedPanel]:
     """A panel on a store with answered cells."""
-    store, _ = answered()
-    with serving(home, store) as panel:
+    store = answered_store()
+    with serve_panel(home, store) as panel:
         yield panel
 
 
 @pytest.fixture
-def empty(home: Path) -> Iterator[Served]:
+def empty(home: Path) -> Iterator[ServedPanel]:
     """A panel on an empty store."""
-    with serving(home) as panel:
+    with serve_panel(home) as panel:
         yield panel

@@ -15,7 +15,7 @@ SECRET = "a-secret-of-the-webhook-1234"
 
 
 @dataclass(frozen=True)
-class Got:
+class HookRequest:
     """One request."""
 
     path: str
@@ -28,11 +28,11 @@ class Got:
 
 
 @dataclass
-class Receiver:
-    """Responds with 204 unless `respond` returns another status; `respond` gets each request and may block."""
+class HookReceiver:
+    """Responds with the status that `respond` returns for a request; `respond` may block."""
 
-    respond: Callable[[Got], int] = lambda _got: 204
-    got: list[Got] = field(default_factory=list)
+    respond: Callable[[HookRequest], int] = lambda _request: 204
+    requests: list[HookRequest] = field(default_factory=list)
     port: int = 0
     location: str = ""  # of redirects
 
@@ -40,42 +40,42 @@ class Receiver:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook"
 
-    def wait(self, number: int, wait_s: float = 120) -> list[Got]:
-        """All requests, once there are `number`."""
+    def wait_for(self, number: int, wait_s: float = 120) -> list[HookRequest]:
+        """Wait for `number` requests and return all."""
         deadline = time.monotonic() + wait_s
-        while len(self.got) < number:
-            assert time.monotonic() < deadline, f"{len(self.got)} of {number} came"
+        while len(self.requests) < number:
+            assert time.monotonic() < deadline, f"{len(self.requests)} of {number} requests"
             time.sleep(0.02)
-        return list(self.got)
+        return list(self.requests)
 
 
 @contextmanager
-def receiving(receiver: Receiver | None = None) -> Iterator[Receiver]:
-    """A receiver that listens, on its own port or, when it has none, on any."""
-    made = receiver or Receiver()
+def run_hook_receiver(receiver: HookReceiver | None = None) -> Iterator[HookReceiver]:
+    """Run a receiver on its port, or on a free one if it has none."""
+    served = receiver or HookReceiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            got = Got(self.path, dict(self.headers.items()), body)
-            status = made.respond(got)
-            made.got.append(got)
+            request = HookRequest(self.path, dict(self.headers.items()), body)
+            status = served.respond(request)
+            served.requests.append(request)
             self.send_response(status)
-            if made.location:
-                self.send_header("Location", made.location)
+            if served.location:
+                self.send_header("Location", served.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def log_message(self, *_args: object) -> None:
             """Tests need no access log."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", made.port), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", served.port), Handler)
     server.daemon_threads = True
-    made.port = server.server_address[1]
+    served.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield made
+        yield served
     finally:
         server.shutdown()
         server.server_close()

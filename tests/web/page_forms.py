@@ -9,13 +9,13 @@ HEADERS = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "text/
 
 
 class PageForm(HTMLParser):
-    """The fields of a form, found by its action: the values it would send, and its check boxes."""
+    """The fields of a form, found by its action: the values that it sends, and its checkboxes."""
 
     def __init__(self, html: str, action: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.sent: list[tuple[str, str]] = []
+        self.fields: list[tuple[str, str]] = []
         self.names: set[str] = set()
-        self.boxes: dict[str, list[str]] = {}
+        self.checkboxes: dict[str, list[str]] = {}
         self._action = action
         self._inside = False
         self._select = ""
@@ -39,25 +39,25 @@ class PageForm(HTMLParser):
         if tag == "form":
             self._inside = False
         elif tag == "select" and self._select:
-            self.sent.append((self._select, self._chosen or ""))
+            self.fields.append((self._select, self._chosen or ""))
             self._select = ""
 
     def _input(self, given: dict[str, str]) -> None:
         name, value = given["name"], given.get("value", "")
         self.names.add(name)
         if given.get("type") == "checkbox":
-            self.boxes.setdefault(name, []).append(value)
+            self.checkboxes.setdefault(name, []).append(value)
             if "checked" not in given:
                 return
-        self.sent.append((name, value))
+        self.fields.append((name, value))
 
     def value(self, name: str) -> list[str]:
         """Return the values sent under a name, without empty ones."""
-        return [value for key, value in self.sent if key == name and value]
+        return [value for key, value in self.fields if key == name and value]
 
     def body(self, **changes: str | list[str] | None) -> str:
         """Return the body with some fields changed; None omits a field."""
-        kept = [(key, value) for key, value in self.sent if key not in changes]
+        kept = [(key, value) for key, value in self.fields if key not in changes]
         for key, value in changes.items():
             kept += [(key, each) for each in ([value] if isinstance(value, str) else value or [])]
         return urlencode(kept)

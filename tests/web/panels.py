@@ -23,7 +23,7 @@ from starlette.routing import Mount
 
 from support.judging import EXPERIMENT, record_cells
 from support.panel_site import make_app
-from tipbench.record.store import Experiment, MemoryStore, RunStore
+from tipbench.record.store import MemoryStore, RunStore
 from tipbench.settings import load_settings
 from tipbench.web.app import create_app
 from tipbench.web.auth import Role
@@ -35,13 +35,14 @@ with warnings.catch_warnings():  # Starlette prefers its own client; we depend o
 
 JUDGE = "reviewer-1"
 BASE = "http://localhost"
+HTML = {"Accept": "text/html"}
 API = "/api/bench"
 OPERATOR = "an-operators-own-token-of-32-or-more"
 S = TypeVar("S", bound=MemoryStore)
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedPanel:
     """A running application; requests are an admin's by default."""
 
     app: FastAPI
@@ -57,12 +58,12 @@ class Served:
         return panel
 
     def get(self, path: str, *, token: str | None = "", **options: Any) -> Any:
-        return self.ask("GET", path, token=token, **options)
+        return self.request("GET", path, token=token, **options)
 
     def post(self, path: str, *, token: str | None = "", **options: Any) -> Any:
-        return self.ask("POST", path, token=token, **options)
+        return self.request("POST", path, token=token, **options)
 
-    def ask(self, method: str, path: str, *, token: str | None = "", **options: Any) -> Any:
+    def request(self, method: str, path: str, *, token: str | None = "", **options: Any) -> Any:
         """Send a request with the admin's token, another one, or none."""
         headers = dict(options.pop("headers", {}))
         if token is not None:
@@ -90,7 +91,7 @@ class Served:
 
 
 @contextmanager
-def serving(
+def serve_panel(
     home: Path,
     store: RunStore | None = None,
     environment: Mapping[str, str] | None = None,
@@ -99,7 +100,7 @@ def serving(
     find_mlflow: bool = False,
     run_jobs: bool = False,
     **client: Any,
-) -> Iterator[Served]:
+) -> Iterator[ServedPanel]:
     """The application with an admin's and a judge's token; on a store in memory, or on the MLflow of the settings.
 
     Its jobs stay in the queue unless they are to run.
@@ -112,13 +113,13 @@ def serving(
     tokens = app.state.panel.authenticator.tokens
     _, admin = tokens.create(Role.ADMIN, "boss", life_s=3600)
     _, judge = tokens.create(Role.JUDGE, JUDGE, life_s=3600)
-    idle = nullcontext() if run_jobs else another_leads(home)
+    idle = nullcontext() if run_jobs else hold_supervisor_lock(home)
     with idle, TestClient(app, **{"base_url": BASE, **client}) as opened:
-        yield Served(app, opened, admin, judge, store, home)
+        yield ServedPanel(app, opened, admin, judge, store, home)
 
 
 @contextmanager
-def another_leads(home: Path) -> Iterator[None]:
+def hold_supervisor_lock(home: Path) -> Iterator[None]:
     """Hold the supervisor's lock, as another process would: the panel leaves its jobs in the queue."""
     folder = home / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,30 +132,28 @@ def another_leads(home: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def answered() -> tuple[MemoryStore, Experiment]:
-    """A store with 48 answered cells of two models and three prompts."""
-    store, found = _recorded()
-    return copied(store), found
+def answered_store() -> MemoryStore:
+    """Return a store with 48 answered cells of two models and three prompts."""
+    return copy_store(_answered_store())
 
 
 @functools.cache
-def _recorded() -> tuple[MemoryStore, Experiment]:
+def _answered_store() -> MemoryStore:
     store = MemoryStore()
     rng = random.Random(1)
     with pytest.MonkeyPatch.context() as patch:  # run ids decide the order of equals
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
-        found = record_cells(store)
-        store.mark_changed(found.experiment_id)
-    return store, found
+        store.mark_changed(record_cells(store).experiment_id)
+    return store
 
 
-def copied(store: S) -> S:
-    """A copy of the store: faster than recording the runs again."""
-    made = copy.copy(store)
-    made._lock = threading.RLock()
-    made._experiments = dict(store._experiments)
-    made._runs = {run_id: replace(kept) for run_id, kept in store._runs.items()}
-    return made
+def copy_store(store: S) -> S:
+    """Return a copy of a store, which is faster than recording its runs again."""
+    copied = copy.copy(store)
+    copied._lock = threading.RLock()
+    copied._experiments = dict(store._experiments)
+    copied._runs = {run_id: replace(kept) for run_id, kept in store._runs.items()}
+    return copied
 
 
 def route_list(app: FastAPI) -> list[tuple[str, str]]:
@@ -175,12 +174,13 @@ def route_list(app: FastAPI) -> list[tuple[str, str]]:
 __all__ = [
     "API",
     "EXPERIMENT",
+    "HTML",
     "JUDGE",
     "OPERATOR",
-    "Served",
+    "ServedPanel",
     "TestClient",
-    "answered",
-    "copied",
+    "answered_store",
+    "copy_store",
     "route_list",
-    "serving",
+    "serve_panel",
 ]

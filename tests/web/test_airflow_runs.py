@@ -1,4 +1,4 @@
-"""Runs in Airflow, started and followed from the panel: chosen, waited for, answered when the last cell is judged."""
+"""Runs in Airflow, started and followed from the panel, and continued when the last cell is judged."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tipbench.settings import load_settings
 from tipbench.web.deps import PanelMlflow
 from tipbench.web.job_service import PanelMlflowLookup, airflow_access, default_runner, make_runners
 from tipbench.web.panel.jobs import JobText
-from web.airflow_panel import JOBS, RUN, followed, job_once, quietly, variables
+from web.airflow_panel import JOBS, RUN, airflow_environment, report_nothing_to_do, serve_with_airflow, wait_for_state
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, EXPERIMENT, Served, answered, serving
+from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
 OF_ALL = {"models": ",".join(MODELS), "n_tips": 3, "experiment": EXPERIMENT}
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}
@@ -38,14 +38,14 @@ SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_ti
 
 @pytest.fixture
 def scripted_airflow(home: Path) -> Iterator[ScriptedAirflow]:
-    with ScriptedAirflow(home, quietly) as server:
+    with ScriptedAirflow(home, report_nothing_to_do) as server:
         yield server
 
 
-# choosing
+# choosing the runner
 
 
-def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: Served) -> None:
+def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: ServedPanel) -> None:
     assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
     response = served.post(f"{RUN}?runner=airflow", json=SMALL)
     assert served.error(response) == (422, "invalid")
@@ -56,13 +56,13 @@ def test_without_airflow_runs_are_local_and_other_runners_are_refused(served: Se
 def test_with_airflow_it_is_the_default_runner_and_either_can_be_chosen(
     home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    with serving(home, environment=variables(scripted_airflow)) as served:
+    with serve_panel(home, environment=airflow_environment(scripted_airflow)) as served:
         names = [served.post(f"{RUN}{query}", json=SMALL).json()["job"]["runner"] for query in ("", "?runner=local")]
     assert names == ["airflow", "local"]
 
 
 def test_the_setting_chooses_the_default_runner(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(scripted_airflow, TIPBENCH_RUNNER="local")) as served:
+    with serve_panel(home, environment=airflow_environment(scripted_airflow, TIPBENCH_RUNNER="local")) as served:
         assert served.post(RUN, json=SMALL).json()["job"]["runner"] == "local"
 
 
@@ -81,13 +81,13 @@ def test_incompatible_settings_are_refused_at_the_start(tmp_path: Path, given: d
         default_runner(settings, make_runners(settings, PanelMlflow(settings, MemoryStore())))
 
 
-def test_waiting_for_the_judge_needs_airflow(served: Served) -> None:
+def test_waiting_for_the_judge_needs_airflow(served: ServedPanel) -> None:
     response = served.post(f"{RUN}?wait_for_judge=true", json=SMALL)
     assert (response.status_code, response.json()["error"]["path"]) == (422, "query.wait_for_judge")
 
 
 def test_the_body_may_be_the_conf_of_the_dag(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(scripted_airflow)) as served:
+    with serve_panel(home, environment=airflow_environment(scripted_airflow)) as served:
         job = served.post(RUN, json={**SMALL, "wait_for_judge": True}).json()["job"]
         assert job["arguments"]["wait_for_judge"] is True
         wrong = served.post(RUN, json={**SMALL, "wait_for_judge": "later"})
@@ -98,7 +98,9 @@ def test_the_body_may_be_the_conf_of_the_dag(home: Path, scripted_airflow: Scrip
 def test_the_panels_server_is_sent_to_airflow_only_if_a_run_names_it(
     home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    with serving(home, environment=variables(scripted_airflow, OLLAMA_HOST="http://panels-own:11434")) as served:
+    with serve_panel(
+        home, environment=airflow_environment(scripted_airflow, OLLAMA_HOST="http://panels-own:11434")
+    ) as served:
         named = {"ollama_url": "http://panels-own:11434", "skip_refused": False}
         silent, chosen = (served.post(RUN, json={**SMALL, **more}).json()["job"]["arguments"] for more in ({}, named))
         form = PageForm(served.get("/run").text, "/run")
@@ -111,8 +113,7 @@ def test_the_panels_server_is_sent_to_airflow_only_if_a_run_names_it(
 
 
 def test_an_automatic_judge_runs_on_this_machine(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    store, _ = answered()
-    with serving(home, store, variables(scripted_airflow)) as served:
+    with serve_panel(home, answered_store(), airflow_environment(scripted_airflow)) as served:
         response = served.post(f"{API}/judge/{EXPERIMENT}/run", json={"with": "rules"})
     assert response.json()["job"]["runner"] == "local"
 
@@ -121,7 +122,7 @@ def test_an_automatic_judge_runs_on_this_machine(home: Path, scripted_airflow: S
 
 
 def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(scripted_airflow)) as served:
+    with serve_panel(home, environment=airflow_environment(scripted_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         assert form.value("runner") == ["airflow"]
         body = form.body(do="start", models="baseline:template", prompts="v1", wait_for_judge="true")
@@ -133,7 +134,7 @@ def test_the_form_offers_both_runners_and_uses_the_chosen_one(home: Path, script
 
 
 def test_the_form_reports_incompatible_options(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    with serving(home, environment=variables(scripted_airflow)) as served:
+    with serve_panel(home, environment=airflow_environment(scripted_airflow)) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(do="start", models="baseline:template", runner="local", wait_for_judge="true")
         response = served.post("/run", content=body, headers=HEADERS)
@@ -141,20 +142,21 @@ def test_the_form_reports_incompatible_options(home: Path, scripted_airflow: Scr
     assert "wait_for_judge is available with Airflow only" in response.text
 
 
-def test_without_airflow_the_form_does_not_mention_it(served: Served) -> None:
+def test_without_airflow_the_form_does_not_mention_it(served: ServedPanel) -> None:
     assert "Airflow" not in served.get("/run").text
 
 
-# following
+# following a run
 
 
 def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
     home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
-    store, experiment = answered()
-    with followed(home, scripted_airflow, store) as served:
+    store = answered_store()
+    experiment = store.ensure_experiment(EXPERIMENT)
+    with serve_with_airflow(home, scripted_airflow, store) as served:
         job = served.post(f"{RUN}?wait_for_judge=true", json=OF_ALL).json()["job"]
-        waiting = job_once(served, job["id"], "waiting", "48 cells wait for a judge.")
+        waiting = wait_for_state(served, job["id"], "waiting", "48 cells wait for a judge.")
         assert waiting["links"]["airflow"] == f"{scripted_airflow.url}/dags/{DAG}/runs/tipbench__{job['id']}"
         page = served.get(f"/jobs/{job['id']}").text
         assert waiting["links"]["airflow"] in page
@@ -162,7 +164,7 @@ def test_a_run_waits_for_the_judge_and_continues_when_the_last_cell_is_judged(
         assert f'href="/experiments/{EXPERIMENT}/judges"' in page
         assert "Airflow" in served.get("/jobs").text
         SheetDriver(store, experiment).judged_by("anna", agreed)
-        assert job_once(served, job["id"], "succeeded")["exit_code"] == 0
+        assert wait_for_state(served, job["id"], "succeeded")["exit_code"] == 0
     assert scripted_airflow.count("PATCH", "hitlDetails") == 1
 
 
@@ -170,63 +172,59 @@ def test_an_unavailable_airflow_is_shown_on_the_page_and_the_job_is_found_again(
     home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
     scripted_airflow.pools.clear()
-    store, _ = answered()
-    with followed(home, scripted_airflow, store) as served:
+    with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        assert "no pool ollama" in job_once(served, job["id"], "running", "pool")["reason"]
+        assert "no pool ollama" in wait_for_state(served, job["id"], "running", "pool")["reason"]
         assert "airflow pools set ollama 1" in served.get(f"/jobs/{job['id']}").text
         scripted_airflow.fault = "away"
-        job_once(served, job["id"], "lost", "Is its API server running?")
+        wait_for_state(served, job["id"], "lost", "Is its API server running?")
         assert served.get(f"/jobs/{job['id']}").status_code == 200
         assert served.get(f"{JOBS}/{job['id']}/log").status_code == 200
         scripted_airflow.pools.add("ollama")
         scripted_airflow.fault = ""
-        job_once(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
 
 
 def test_a_paused_dag_leaves_the_job_in_the_queue_with_its_reason(
     home: Path, scripted_airflow: ScriptedAirflow
 ) -> None:
     scripted_airflow.paused = True
-    store, _ = answered()
-    with followed(home, scripted_airflow, store) as served:
+    with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        job_once(served, job["id"], "queued", "Unpause it there")
+        wait_for_state(served, job["id"], "queued", "Unpause it there")
         scripted_airflow.paused = False
-        job_once(served, job["id"], "succeeded")
+        wait_for_state(served, job["id"], "succeeded")
 
 
-# what is seen in MLflow
+# counting cells in MLflow
 
 
-def order(home: Path, **changes: Any) -> Job:
+def new_job(home: Path, **changes: Any) -> Job:
     with JobStore(home / "jobs" / "other.db") as jobs:
         return jobs.add(collect_request(make_config({**OF_ALL, **changes}), runner="airflow"))[0]
 
 
-def records(home: Path, store: MemoryStore) -> PanelMlflowLookup:
+def mlflow_lookup(home: Path, store: MemoryStore) -> PanelMlflowLookup:
     return PanelMlflowLookup(PanelMlflow(load_settings({"TIPBENCH_HOME": str(home)}, home.parent), store))
 
 
 def test_only_the_cells_of_the_run_are_waited_for(home: Path) -> None:
-    store, _ = answered()
-    seen = records(home, store)
-    assert seen.pending(order(home)) == 48
-    assert seen.pending(order(home, models=MODELS[0], prompts="v1")) == 8
-    assert seen.pending(order(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
+    lookup = mlflow_lookup(home, answered_store())
+    assert lookup.pending(new_job(home)) == 48
+    assert lookup.pending(new_job(home, models=MODELS[0], prompts="v1")) == 8
+    assert lookup.pending(new_job(home, models=MODELS[0], prompts="v1", n_scenarios=2)) == 2
 
 
 @pytest.mark.parametrize("changes", [{"n_tips": 4}, {"experiment": "tip-bench-other"}])
 def test_missing_cells_do_not_count_as_judged(home: Path, changes: dict[str, Any]) -> None:
-    store, _ = answered()
     with pytest.raises(NotEnoughData, match="has no cells of this run"):
-        records(home, store).pending(order(home, **changes))
+        mlflow_lookup(home, answered_store()).pending(new_job(home, **changes))
 
 
 @pytest.mark.parametrize(("state", "words"), [("running", "50 %"), ("waiting", "Waiting"), ("lost", "Lost")])
 def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, state: str, words: str) -> None:
     progress = Progress().after(wire.BlockStarted(MODELS[0], 2, done=1))
-    job = replace(order(home, models=MODELS[0]), state=JobState(state))
+    job = replace(new_job(home, models=MODELS[0]), state=JobState(state))
     assert JobText(job, progress).title == f"{words} · collect {EXPERIMENT}"
 
 
@@ -235,27 +233,26 @@ def test_the_tab_title_shows_progress_or_what_the_run_waits_for(home: Path, stat
     [("Airflow cannot be reached.", True), ("Airflow has no such run any more; a retry continues.", False)],
 )
 def test_an_unreachable_job_is_waited_for_and_not_retried(home: Path, reason: str, found_again: bool) -> None:
-    job = replace(order(home), state=JobState.LOST, reason=reason)
+    job = replace(new_job(home), state=JobState.LOST, reason=reason)
     assert JobText(job, Progress()).may_reappear is found_again
 
 
-# who we are there
+# credentials and links
 
 
 def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    store, _ = answered()
     scripted_airflow.pools.clear()
-    with followed(home, scripted_airflow, store) as served:
+    with serve_with_airflow(home, scripted_airflow, answered_store()) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        job_once(served, job["id"], "running", "pool")
+        wait_for_state(served, job["id"], "running", "pool")
         scripted_airflow.fault = "away"
-        job_once(served, job["id"], "lost")
+        wait_for_state(served, job["id"], "lost")
         scripted_airflow.fault = ""
         own = f"{JOBS}/{job['id']}"
         paths = ("/settings", "/jobs", f"/jobs/{job['id']}", "/run", own, f"{own}/log", "/api/bench/config", "/metrics")
         shown = [served.get(path) for path in paths]
         assert served.post(f"{own}/cancel").status_code == 200
-        job_once(served, job["id"], "cancelled")
+        wait_for_state(served, job["id"], "cancelled")
         events = (home / "jobs" / job["id"] / "events.jsonl").read_text()
     assert [response.status_code for response in shown] == [200] * len(paths)
     for text in (events, *(response.text + str(response.headers) for response in shown)):
@@ -266,11 +263,11 @@ def test_password_and_token_for_airflow_are_never_shown(home: Path, scripted_air
 
 @pytest.mark.process
 def test_local_jobs_do_not_get_the_airflow_credentials(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    given = {**variables(scripted_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
+    given = {**airflow_environment(scripted_airflow), "TIPBENCH_AIRFLOW_TOKEN": "a-token-of-airflows"}
     runner = LocalRunner(home, environment={**os.environ, **given})
-    order = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
+    request = collect_request(make_config({**SMALL, "mlflow_url": "http://127.0.0.1:9", "server_wait_s": 30}))
     with JobStore(home / "jobs" / "other.db") as jobs:
-        job = jobs.add(order)[0]
+        job = jobs.add(request)[0]
     runner.start(job)
     process = JobFolder(home / "jobs", job.id).process
     assert process is not None
@@ -297,11 +294,10 @@ def test_an_empty_setting_counts_as_unset(tmp_path: Path) -> None:
 
 
 def test_links_go_to_the_public_address(home: Path, scripted_airflow: ScriptedAirflow) -> None:
-    given = variables(scripted_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
-    store, _ = answered()
-    with followed(home, scripted_airflow, store, given) as served:
+    given = airflow_environment(scripted_airflow, TIPBENCH_AIRFLOW_PUBLIC_URL="https://airflow.example/")
+    with serve_with_airflow(home, scripted_airflow, answered_store(), given) as served:
         job = served.post(RUN, json=OF_ALL).json()["job"]
-        ended = job_once(served, job["id"], "succeeded")
+        ended = wait_for_state(served, job["id"], "succeeded")
     assert ended["links"]["airflow"] == f"https://airflow.example/dags/{DAG}/runs/tipbench__{job['id']}"
 
 

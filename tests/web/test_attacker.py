@@ -34,9 +34,10 @@ from tipbench.workflows.judging import SheetRequest
 
 pytestmark = pytest.mark.simulation
 WORLDS = 6
-VARYING = ("applied", "held", "unfinished", "unchecked", "changed", "blank", "changes")  # the attacker's own doing
+# These fields of a result follow from the attacker's own file.
+CHOSEN_BY_ATTACKER = ("applied", "held", "unfinished", "unchecked", "changed", "blank", "changes")
 MODELS = ("alpha:135m", "beta:1b")
-CLOCK = 0.05  # a smaller difference of what is read and written is far below the variation of an apply's time
+TIMER_RESOLUTION = 0.05  # smaller differences in reads and writes are far below the variation of an apply's time
 
 
 class CountingStore(SeededStore):
@@ -81,7 +82,7 @@ class Attacker:
         )
         return self.sheets[-1]
 
-    def refreshed(self, sheet: StoredSheet) -> StoredSheet:
+    def reload_sheet(self, sheet: StoredSheet) -> StoredSheet:
         """Returns the sheet as it is stored now."""
         where = self.driver.experiment
         return next(each for each in stored_sheets(self.store, where) if each.sheet.id == sheet.sheet.id)
@@ -94,7 +95,7 @@ class Attacker:
     def send_alone(self, raw: Mapping[str, Any], item: Any, *, final: bool = False) -> tuple[str, int]:
         """Sends one item of a sheet, undone afterwards, and returns what is observed and the size of all texts.
 
-        So that every item can be the first one; in truth each takes a sheet of its own.
+        Thus every item can be the first one; without the undo each would need its own sheet.
         """
         before = CountingStore()
         before.copy_from(self.store)
@@ -112,10 +113,10 @@ class Attacker:
             result = apply_sheet(self.store, self.driver.experiment.name, raw, options)
         except Forbidden as exc:
             return str(exc.code)
-        seen = {key: value for key, value in result.items() if key not in VARYING}
+        seen = {key: value for key, value in result.items() if key not in CHOSEN_BY_ATTACKER}
         return f"{sorted(self.store.calls.items())} {seen}"
 
-    def hits(self, suspicion: Mapping[str, float]) -> tuple[int, float, float]:
+    def count_hits(self, suspicion: Mapping[str, float]) -> tuple[int, float, float]:
         """Returns the controls found on the suspected sheets, and mean and variance when guessing blindly there."""
         found, mean, variance = 0, 0.0, 0.0
         for sheet in self.sheets:
@@ -131,19 +132,19 @@ class Attacker:
         return found, mean, variance
 
 
-def unusual(observed: Mapping[str, str]) -> dict[str, float]:
-    """Rare observations are suspicious."""
+def rarity(observed: Mapping[str, str]) -> dict[str, float]:
+    """Return how rare each observation is; rare ones are suspicious."""
     count = Counter(observed.values())
     return {item: -count[seen] for item, seen in observed.items()}
 
 
 def by_previews(attacker: Attacker) -> dict[str, float]:
     raw = fill(attacker.sheet, honest)
-    return unusual({item["item"]: attacker.send({**raw, "items": [item]}, dry_run=True) for item in raw["items"]})
+    return rarity({item["item"]: attacker.send({**raw, "items": [item]}, dry_run=True) for item in raw["items"]})
 
 
 def by_partial_fills(attacker: Attacker) -> dict[str, float]:
-    """Each item alone on top of one finished item, with other scores each time: what moves when it is a control?"""
+    """Each item alone on top of one finished item, with other scores each time: what changes for a control?"""
     raw = fill(attacker.sheet, honest)
     attacker.send({**raw, "items": raw["items"][:1]})
     observed = {}
@@ -152,7 +153,7 @@ def by_partial_fills(attacker: Attacker) -> dict[str, float]:
         done = [*done, item]
         seen = attacker.send({**raw, "items": done})
         observed[item["item"]] = seen.replace(f"('get', {number + 4})", "('get', as many as items)")
-    return unusual(observed)
+    return rarity(observed)
 
 
 def by_revisions(attacker: Attacker) -> dict[str, float]:
@@ -170,15 +171,15 @@ def by_revisions(attacker: Attacker) -> dict[str, float]:
 
 
 def by_pooled_numbers(attacker: Attacker) -> dict[str, float]:
-    """Finishes further sheets with a single item, to be pooled with the first one: what moves if it is a control?"""
+    """Finishes further sheets with a single item, to be pooled with the first one: what changes for a control?"""
     attacker.send(fill(attacker.sheet, honest), final=True)
     record_cells(attacker.store, seed=attacker.seed, models=("gamma:2b",))
     raw = fill(attacker.export("anna"), always(5))
-    return unusual({item["item"]: attacker.send_alone(raw, item, final=True)[0] for item in raw["items"]})
+    return rarity({item["item"]: attacker.send_alone(raw, item, final=True)[0] for item in raw["items"]})
 
 
 def by_long_notes_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
-    """Ben, who has the same answers, makes them larger with notes, revised often: what is small if it is a control?"""
+    """Ben, who has the same answers, makes them larger with notes, revised often: what stays small for a control?"""
     raw = fill(attacker.export("ben"), honest)
     raw["items"] = raw["items"][:-1]  # no verdict yet
     for number in range(3):
@@ -188,15 +189,15 @@ def by_long_notes_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
     raw = fill(attacker.sheet, honest)
     sizes = {item["item"]: attacker.send_alone(raw, item)[1] for item in raw["items"]}
     usual = median(sizes.values())
-    return {item: max(0.0, (1 - CLOCK) * usual - size) for item, size in sizes.items()}
+    return {item: max(0.0, (1 - TIMER_RESOLUTION) * usual - size) for item, size in sizes.items()}
 
 
 def by_scores_of_an_accomplice(attacker: Attacker) -> dict[str, float]:
-    """Ben gives all answers the scores that anna gives later: what is written again if it is a control?"""
+    """Ben gives all answers the scores that anna gives later: what is written again for a control?"""
     raw = fill(attacker.export("ben"), always(3))
     attacker.send({**raw, "items": raw["items"][:-1]}, judge="ben")
     raw = fill(attacker.sheet, always(3))
-    return unusual({item["item"]: attacker.send_alone(raw, item)[0] for item in raw["items"]})
+    return rarity({item["item"]: attacker.send_alone(raw, item)[0] for item in raw["items"]})
 
 
 def by_duels(attacker: Attacker) -> dict[str, float]:
@@ -212,29 +213,29 @@ def texts(item: TipItem) -> tuple[str, ...]:
 
 
 def by_absence(attacker: Attacker) -> dict[str, float]:
-    """What is on some of the sheets only."""
+    """Suspect what is only on some of the sheets."""
     seen = Counter(texts(item) for sheet in attacker.sheets for item in sheet.sheet.items)
     return {item.id: -seen[texts(item)] for sheet in attacker.sheets for item in sheet.sheet.items}
 
 
 def by_presence(attacker: Attacker) -> dict[str, float]:
-    """What is on several of the sheets."""
+    """Suspect what is on several of the sheets."""
     return {item: -suspicion for item, suspicion in by_absence(attacker).items()}
 
 
-def _on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
-    """Of the items that the judge has scored, or left open, on the first sheet: those that come again."""
-    scored_items, suspicion = attacker.refreshed(attacker.sheet).scores, by_presence(attacker)
+def _by_items_on_the_next_sheet(attacker: Attacker, *, scored: bool) -> dict[str, float]:
+    """Suspect the items that the judge has scored, or left open, on the first sheet and that come again."""
+    scored_items, suspicion = attacker.reload_sheet(attacker.sheet).scores, by_presence(attacker)
     own = (entry.item.id for entry in attacker.sheet.entries)
     return {item: suspicion[item] - 1 for item in own if (item in scored_items) is scored}
 
 
 def by_scored_items_that_come_again(attacker: Attacker) -> dict[str, float]:
-    return _on_the_next_sheet(attacker, scored=True)
+    return _by_items_on_the_next_sheet(attacker, scored=True)
 
 
 def by_open_items_that_come_again(attacker: Attacker) -> dict[str, float]:
-    return _on_the_next_sheet(attacker, scored=False)
+    return _by_items_on_the_next_sheet(attacker, scored=False)
 
 
 def by_open_items_that_do_not_come_again(attacker: Attacker) -> dict[str, float]:
@@ -242,14 +243,14 @@ def by_open_items_that_do_not_come_again(attacker: Attacker) -> dict[str, float]
 
 
 def by_recurring_tips(attacker: Attacker) -> dict[str, float]:
-    """Tips that are in several different answers."""
+    """Suspect tips that are in several different answers."""
     answers = {texts(item) for sheet in attacker.sheets for item in sheet.sheet.items}
     count = Counter(tip for answer in answers for tip in answer)
     return {item.id: max(count[tip] for tip in texts(item)) for s in attacker.sheets for item in s.sheet.items}
 
 
 def second_account_at_once(attacker: Attacker) -> None:
-    """Both judges have the same open answers before them."""
+    """Both judges have the same open answers."""
     attacker.export("ben")
 
 
@@ -328,7 +329,7 @@ COMPARISONS = (
 
 
 def check_bound(attackers: Sequence[Attacker], strategy: Callable[[Attacker], dict[str, float]]) -> None:
-    parts = [attacker.hits(strategy(attacker)) for attacker in attackers]
+    parts = [attacker.count_hits(strategy(attacker)) for attacker in attackers]
     hits, mean, variance = map(sum, zip(*parts, strict=True))
     assert sum(attacker.requests for attacker in attackers) <= 2000
     assert hits <= mean + 3 * sqrt(variance), f"{strategy.__name__}: {hits} hits, {mean:.1f} by chance"
@@ -386,4 +387,4 @@ def test_the_attacker_finds_controls_that_are_visible() -> None:
     attacker = Attacker(1)
     kinds = {entry.item.id: str(entry.kind) for entry in attacker.sheet.entries}
     controls = sum(kind == "control" for kind in kinds.values())
-    assert attacker.hits(unusual(kinds))[0] == controls
+    assert attacker.count_hits(rarity(kinds))[0] == controls

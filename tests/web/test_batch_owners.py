@@ -16,39 +16,39 @@ from tipbench.record.store import MemoryStore
 from tipbench.web.auth import Identity, Role
 from tipbench.web.batches import batch_service_of
 from tipbench.web.errors import Forbidden
-from web.batching import JudgeClient, driver_of, first_item, kept
-from web.furnished_panel import HTML, words_of
-from web.panels import API, EXPERIMENT, JUDGE, Served, serving
+from web.judge_client import JudgeClient, driver_of, first_item, stored_sheet
+from web.panels import API, EXPERIMENT, HTML, JUDGE, ServedPanel, serve_panel
+from web.sample_pages import page_text
 
 
 @pytest.fixture
-def judge_client(served: Served) -> JudgeClient:
+def judge_client(served: ServedPanel) -> JudgeClient:
     return JudgeClient(served, served.judge)
 
 
 @pytest.fixture
-def admin(served: Served) -> JudgeClient:
+def admin(served: ServedPanel) -> JudgeClient:
     return JudgeClient(served, served.admin)
 
 
-# whose it is
+# owners
 
 
 def test_a_judge_sees_only_its_own_batches(judge_client: JudgeClient) -> None:
-    other = JudgeClient.named(judge_client.served, "anna")
+    other = JudgeClient.create(judge_client.served, "anna")
     sheet, item = first_item(other)
     own = judge_client.open()["sheet"]
-    assert [batch["sheet"] for batch in judge_client.ask("GET").json()["items"]] == [own]
-    assert judge_client.served.error(judge_client.ask("GET", "?judge=anna")) == (403, "forbidden")
+    assert [batch["sheet"] for batch in judge_client.request("GET").json()["items"]] == [own]
+    assert judge_client.served.error(judge_client.request("GET", "?judge=anna")) == (403, "forbidden")
     tried = [
-        judge_client.ask("GET", f"/{sheet}"),
+        judge_client.request("GET", f"/{sheet}"),
         judge_client.put(sheet, item["item"], 0),
         judge_client.undo(sheet, item["item"], 0),
-        judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history"),
+        judge_client.request("GET", f"/{sheet}/items/{item['item']}/history"),
         judge_client.close(sheet),
-        judge_client.ask("POST", f"/{sheet}/reopen"),
+        judge_client.request("POST", f"/{sheet}/reopen"),
     ]
-    nowhere = judge_client.ask("GET", f"/{'0' * 12}")
+    nowhere = judge_client.request("GET", f"/{'0' * 12}")
     assert (
         {judge_client.served.error(response) for response in tried}
         == {judge_client.served.error(nowhere)}
@@ -68,26 +68,26 @@ def test_a_judge_named_like_a_wildcard_sees_only_its_own_batches(judge_client: J
 
 
 def test_an_admin_sees_counts_and_status_of_others_and_no_score(judge_client: JudgeClient, admin: JudgeClient) -> None:
-    sheet = judge_client.judged(always(5), but=1)["batch"]["sheet"]
+    sheet = judge_client.judge_batch(always(5), omit_last=1)["batch"]["sheet"]
     for query in (f"?judge={JUDGE}", "?judge=*"):
-        (batch,) = admin.ask("GET", query).json()["items"]
+        (batch,) = admin.request("GET", query).json()["items"]
         assert (batch["sheet"], batch["outcome"], batch["status"]) == (sheet, None, "held")
-    assert admin.ask("GET").json()["items"] == []
-    assert set(admin.whole(sheet)) == {"batch", "skips"}
-    item = judge_client.whole(sheet)["items"][0]["item"]
+    assert admin.request("GET").json()["items"] == []
+    assert set(admin.get_batch(sheet)) == {"batch", "skips"}
+    item = judge_client.get_batch(sheet)["items"][0]["item"]
     for response in (admin.put(sheet, item, 1), admin.undo(sheet, item, 1), admin.close(sheet)):
         assert admin.served.error(response) == (403, "forbidden")
 
 
-def test_an_admin_judges_blind_under_the_own_name(judge_client: JudgeClient, admin: JudgeClient) -> None:
-    body = admin.judged(limit=6)
+def test_an_admin_judges_blind_under_their_own_name(judge_client: JudgeClient, admin: JudgeClient) -> None:
+    body = admin.judge_batch(limit=6)
     assert body["batch"]["judge"] == "boss"
     assert "alpha" not in body["outcome"]
 
 
-def test_judging_under_the_name_of_a_provisional_judge_is_refused(served: Served) -> None:
-    rules = JudgeClient.named(served, "rules", Role.ADMIN)
-    assert served.error(rules.ask("POST")) == (403, "forbidden")
+def test_judging_under_the_name_of_a_provisional_judge_is_refused(served: ServedPanel) -> None:
+    rules = JudgeClient.create(served, "rules", Role.ADMIN)
+    assert served.error(rules.request("POST")) == (403, "forbidden")
 
 
 def test_a_batch_of_another_experiment_is_not_found_under_this_one(judge_client: JudgeClient) -> None:
@@ -100,8 +100,8 @@ def test_a_batch_of_another_experiment_is_not_found_under_this_one(judge_client:
 
 
 def test_nothing_that_unblinds_is_in_the_panels_own_database(judge_client: JudgeClient) -> None:
-    sheet = judge_client.judged()["batch"]["sheet"]
-    driver, judging = driver_of(judge_client.served), kept(judge_client.served, sheet)
+    sheet = judge_client.judge_batch()["batch"]["sheet"]
+    driver, judging = driver_of(judge_client.served), stored_sheet(judge_client.served, sheet)
     content = b"".join(path.read_bytes() for path in (judge_client.served.home / "panel").iterdir())
     names = [*MODELS, "v2-mentor", "v3-few-shot", *driver.cells(), judging.run_id]
     assert [name for name in names if name.encode() in content] == []
@@ -112,17 +112,17 @@ def test_nothing_that_unblinds_is_in_the_panels_own_database(judge_client: Judge
 
 @pytest.fixture
 def tied(home: Path) -> Iterator[JudgeClient]:
-    """Everything is scored the same, so everything is tied."""
+    """A judge's client and a board on which all pairs tie."""
     store = MemoryStore()
     record_cells(store)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         judge_at(driver_of(served), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2)
         yield JudgeClient(served, served.judge)
 
 
 def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
     batch = tied.open(kind="duel")
-    body = tied.whole(batch["sheet"])
+    body = tied.get_batch(batch["sheet"])
     assert (batch["kind"], batch["items"]) == ("duel", 40)
     item = body["items"][0]
     assert {"a", "b", "scenario"} < set(item)
@@ -145,23 +145,23 @@ def test_duels_are_judged_like_any_batch(tied: JudgeClient) -> None:
 
 def test_open_duels_are_continued_and_close_the_sheets(tied: JudgeClient) -> None:
     duel = tied.open(kind="duel")["sheet"]
-    response = tied.ask("POST", "", json={"kind": "sheet"})
+    response = tied.request("POST", "", json={"kind": "sheet"})
     assert tied.served.error(response) == (409, "sheets_closed")
     assert tied.open(kind="duel")["sheet"] == duel
 
 
 def test_a_duel_is_refused_while_a_sheet_is_open(tied: JudgeClient) -> None:
     tied.open(kind="sheet")
-    assert tied.served.error(tied.ask("POST", "", json={"kind": "duel"})) == (409, "sheets_closed")
+    assert tied.served.error(tied.request("POST", "", json={"kind": "duel"})) == (409, "sheets_closed")
 
 
 def test_a_duel_that_is_taken_back_keeps_its_winner_and_is_counted(tied: JudgeClient) -> None:
     sheet = tied.open(kind="duel", limit=4)["sheet"]
-    items = [item["item"] for item in tied.whole(sheet)["items"]]
+    items = [item["item"] for item in tied.get_batch(sheet)["items"]]
     for item in items:
         tied.put(sheet, item, 0, "submitted", winner="a")
     tied.close(sheet)
-    tied.ask("POST", f"/{sheet}/reopen")
+    tied.request("POST", f"/{sheet}/reopen")
     tied.put(sheet, items[0], 1, "empty")
     outcome = tied.close(sheet).json()["outcome"]
     assert (outcome["blank"], outcome["unfinished"], outcome["changed"]) == (1, 0, 0)
@@ -180,8 +180,8 @@ def test_the_preview_of_filled_duels_shows_new_and_old_winners(tied: JudgeClient
     page = served.post(
         "/judge/preview", token=None, headers=HTML, data=data, files={"sheet": ("duels.json", json.dumps(raw))}
     )
-    assert f"{items[0]} a → b" in words_of(page.text)
-    assert f"{items[1]} open → tie" in words_of(page.text)
+    assert f"{items[0]} a → b" in page_text(page.text)
+    assert f"{items[1]} open → tie" in page_text(page.text)
 
 
 def test_without_javascript_duels_offer_no_scoring_sheet(tied: JudgeClient) -> None:
@@ -191,12 +191,12 @@ def test_without_javascript_duels_offer_no_scoring_sheet(tied: JudgeClient) -> N
     assert "as a file" not in page
 
 
-def test_without_duels_a_judge_does_not_learn_who_leads(served: Served) -> None:
+def test_without_duels_a_judge_does_not_learn_who_leads(served: ServedPanel) -> None:
     driver = driver_of(served)
     judge_at(
         driver,
         lambda run, _number: 5 if run.params["model"] == MODELS[0] and run.params["prompt_version"] == "v1" else 1,
     )
-    response = JudgeClient(served, served.judge).ask("POST", json={"kind": "duel"})
+    response = JudgeClient(served, served.judge).request("POST", json={"kind": "duel"})
     assert served.error(response) == (409, "not_enough_data")
     assert [name for name in (*MODELS, "v1", "leads") if name in response.text] == []

@@ -1,7 +1,7 @@
 """Blind without names: neither order nor ids nor structure of a response reveal the model or a control.
 
-Two worlds that differ in nothing but who wrote what show a judge the same; many batches are drawn and counted; and a
-control is treated like any other item.
+Two panels that differ only in the authors of the answers show a judge the same. Many batches are drawn and counted.
+A control is treated like any other item.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 import pytest
 
 from support.judging import EXPERIMENT, fill, record_cells
-from support.panel_site import fixed_draws
+from support.panel_site import fix_random_draws
 from tipbench.judge.sheet_store import ItemKind, StoredSheet
 from tipbench.plan.grid import PlannedCell
 from tipbench.record.store import MemoryStore
-from web.batching import JudgeClient, kept, whole_tips
-from web.blind_worlds import MODELS, PROMPTS, marked_suite
-from web.panels import API, Served, serving
+from web.judge_client import JudgeClient, scored_tips, stored_sheet
+from web.leak_detector import MODELS, PROMPTS, marked_suite
+from web.panels import API, ServedPanel, serve_panel
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one of the two worlds shows, without the times, and who wrote what there."""
+class JudgeView:
+    """What a judge sees of one panel, without times, and the authors of its answers."""
 
     shown: Any
     files: tuple[bytes, ...]
@@ -40,17 +40,19 @@ class Seen:
     authors: Mapping[str, str]
 
 
-def timeless(value: Any) -> Any:
+def without_times(value: Any) -> Any:
     if isinstance(value, dict):
         dated = ("opened", "updated", "closed", "seconds", "minutes_per_item")
-        return {key: timeless(each) for key, each in value.items() if key not in dated}
-    return [timeless(each) for each in value] if isinstance(value, list) else value
+        return {key: without_times(each) for key, each in value.items() if key not in dated}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
-def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]) -> Seen:
-    """A judge's work in a world where chance always falls the same, and only the names are as given."""
-    dice, number = random.Random(4), count()
-    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
+def view_as_judge(
+    home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], prompts: Sequence[str]
+) -> JudgeView:
+    """Judge a batch with fixed random draws, and with these names of models and prompts."""
+    rng, number = random.Random(4), count()
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
     monkeypatch.setattr(random, "SystemRandom", lambda: random.Random(5))
 
     def write(_cell: PlannedCell, _rng: random.Random) -> str:
@@ -59,25 +61,25 @@ def look_at(home: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str], 
     store, suite = MemoryStore(), marked_suite()
     suite = replace(suite, prompts={name: suite.prompts[name] for name in prompts})
     experiment = record_cells(store, suite=suite, models=models, write=write)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         judge_client = JudgeClient(served, served.judge)
         sheet = judge_client.open()["sheet"]
         files = [served.post(f"{API}/judge/{EXPERIMENT}/sheets", token=served.judge, json={"format": each}).content
                  for each in ("json", "csv")]  # fmt: skip
-        shown = timeless(judge_client.whole(sheet))
-        judge_client.submit(fill(kept(served, sheet)))
-        outcome = timeless(judge_client.close(sheet).json())
+        shown = without_times(judge_client.get_batch(sheet))
+        judge_client.submit(fill(stored_sheet(served, sheet)))
+        outcome = without_times(judge_client.close(sheet).json())
     authors = {run.run_id: f"{run.params['model']}/{run.params['prompt_version']}"
                for run in store.search(experiment.experiment_id, where={"kind": "cell"})}  # fmt: skip
-    return Seen(shown, tuple(files), outcome, authors)
+    return JudgeView(shown, tuple(files), outcome, authors)
 
 
 def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same texts, same chance, names exchanged: every item, id, place and number has to be the same."""
-    first = look_at(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
-    second = look_at(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
+    """With the same texts and draws but exchanged names, every item, id, position and number is the same."""
+    first = view_as_judge(tmp_path / "one", monkeypatch, MODELS, PROMPTS)
+    second = view_as_judge(tmp_path / "two", monkeypatch, MODELS[::-1], PROMPTS[::-1])
     assert first.authors.keys() == second.authors.keys()
     assert all(author != second.authors[run_id] for run_id, author in first.authors.items())
     assert first.shown == second.shown
@@ -86,22 +88,22 @@ def test_the_model_of_an_answer_changes_nothing_that_a_judge_sees(
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A batch as its judge has it, and the key to it."""
+class DrawnBatch:
+    """A batch as its judge sees it, and its key."""
 
     items: Sequence[Mapping[str, Any]]
     judging: StoredSheet
     models: Mapping[str, str]  # by run
 
-    def marks(self, what: str) -> list[bool]:
-        """Of each item in order, whether it is what is looked for."""
-        if what in MODELS:
-            return [self.models.get(entry.run_id or "") == what for entry in self.judging.entries]
-        return [entry.kind is ItemKind(what) for entry in self.judging.entries]
+    def marks(self, kind: str) -> list[bool]:
+        """Return for each item in order whether it is a control, or from this model."""
+        if kind in MODELS:
+            return [self.models.get(entry.run_id or "") == kind for entry in self.judging.entries]
+        return [entry.kind is ItemKind(kind) for entry in self.judging.entries]
 
-    def by_id(self, what: str) -> list[bool]:
-        """The same in the order of the ids."""
-        marks = dict(zip((item["item"] for item in self.items), self.marks(what), strict=True))
+    def by_id(self, kind: str) -> list[bool]:
+        """Return the same in the order of the ids."""
+        marks = dict(zip((item["item"] for item in self.items), self.marks(kind), strict=True))
         return [marks[item] for item in sorted(marks)]
 
 
@@ -109,24 +111,24 @@ BATCHES_DRAWN = 20
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Drawn]:
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[DrawnBatch]:
     """Batches of many judges, over HTTP."""
     store = MemoryStore()
     experiment = record_cells(store, suite=marked_suite(), models=MODELS)
     runs = store.search(experiment.experiment_id, where={"kind": "cell"})
     models = {run.run_id: run.params["model"] for run in runs}
     found = []
-    with pytest.MonkeyPatch.context() as patch, serving(tmp_path_factory.mktemp("blind") / "home", store) as served:
-        fixed_draws(patch)
+    with pytest.MonkeyPatch.context() as patch, serve_panel(tmp_path_factory.mktemp("blind") / "home", store) as served:
+        fix_random_draws(patch)
         for number in range(BATCHES_DRAWN):
-            judge_client = JudgeClient.named(served, f"judge-{number}")
+            judge_client = JudgeClient.create(served, f"judge-{number}")
             sheet = judge_client.open()["sheet"]
-            found.append(Drawn(judge_client.whole(sheet)["items"], kept(served, sheet), models))
+            found.append(DrawnBatch(judge_client.get_batch(sheet)["items"], stored_sheet(served, sheet), models))
     return found
 
 
-def lean(rows: Sequence[Sequence[bool]]) -> float:
-    """How far the marked ones stand to one end, in standard deviations of what chance does (rank sums)."""
+def rank_deviation(rows: Sequence[Sequence[bool]]) -> float:
+    """Return how far the marked items are from the middle, in standard deviations of random orders (rank sums)."""
     off, spread = 0.0, 0.0
     for row in rows:
         n, k = len(row), sum(row)
@@ -136,7 +138,7 @@ def lean(rows: Sequence[Sequence[bool]]) -> float:
 
 
 def clustering(rows: Sequence[Sequence[bool]]) -> float:
-    """How much more often marked ones are neighbours than when the rows are shuffled, in standard deviations."""
+    """Return how much more often marked items are neighbours than in shuffled rows, in standard deviations."""
 
     def neighbours(each: Sequence[Sequence[bool]]) -> int:
         return sum(one and other for row in each for one, other in pairwise(row))
@@ -146,48 +148,48 @@ def clustering(rows: Sequence[Sequence[bool]]) -> float:
     return (neighbours(rows) - fmean(chance)) / pstdev(chance)
 
 
-@pytest.mark.parametrize("what", [MODELS[0], "control"])
-def test_neither_position_nor_id_reveals_the_model_or_a_control(drawn: list[Drawn], what: str) -> None:
-    for rows in ([each.marks(what) for each in drawn], [each.by_id(what) for each in drawn]):
+@pytest.mark.parametrize("kind", [MODELS[0], "control"])
+def test_neither_position_nor_id_reveals_the_model_or_a_control(batches: list[DrawnBatch], kind: str) -> None:
+    for rows in ([each.marks(kind) for each in batches], [each.by_id(kind) for each in batches]):
         assert sum(map(sum, rows)) > BATCHES_DRAWN
-        assert abs(lean(rows)) < 5.5
+        assert abs(rank_deviation(rows)) < 5.5
         assert abs(clustering(rows)) < 6
-    assert abs(lean([sorted(row) for row in rows])) > 5.5  # it would be seen
+    assert abs(rank_deviation([sorted(row) for row in rows])) > 5.5  # the measure detects a sorted order
     assert abs(clustering([sorted(row) for row in rows])) > 6
 
 
-def test_no_id_is_ever_given_twice_or_made_of_a_runs(drawn: list[Drawn]) -> None:
-    ids = [item["item"] for each in drawn for item in each.items]
+def test_item_ids_are_unique_and_not_derived_from_run_ids(batches: list[DrawnBatch]) -> None:
+    ids = [item["item"] for each in batches for item in each.items]
     assert len(set(ids)) == len(ids)
     assert {len(item) for item in ids} == {12}
     assert {re.sub("[0-9a-f]", "", item) for item in ids} == {""}
-    for each in drawn:
+    for each in batches:
         runs = {entry.item.id: entry.run_id or "" for entry in each.judging.entries}
         assert not any(item in run or run[:10] in item for item, run in runs.items() if run)
 
 
-# what a control is known by
+# fields of a control
 
 
-def shape(value: Any) -> Any:
-    """The fields and their types, without values."""
+def field_types(value: Any) -> Any:
+    """Return the fields and their types, without values."""
     if isinstance(value, Mapping):
-        return tuple((key, shape(each)) for key, each in value.items())
-    return tuple(shape(each) for each in value) if isinstance(value, list) else type(value).__name__
+        return tuple((key, field_types(each)) for key, each in value.items())
+    return tuple(field_types(each) for each in value) if isinstance(value, list) else type(value).__name__
 
 
-def split(each: Drawn) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The items that are controls, and the others."""
+def split_controls(each: DrawnBatch) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the items that are controls, and the others."""
     marks = each.marks("control")
     items = list(zip(each.items, marks, strict=True))
     return [item for item, marked in items if marked], [item for item, marked in items if not marked]
 
 
-def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(drawn: list[Drawn]) -> None:
-    for each in drawn:
-        controls, others = split(each)
+def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(batches: list[DrawnBatch]) -> None:
+    for each in batches:
+        controls, others = split_controls(each)
         assert controls
-        assert {shape(item) for item in controls} <= {shape(item) for item in others}
+        assert {field_types(item) for item in controls} <= {field_types(item) for item in others}
         cards = {json.dumps(item["scenario"], sort_keys=True) for item in others}
         assert {json.dumps(item["scenario"], sort_keys=True) for item in controls} <= cards
         assert {json.dumps(item["answer"] | {"tips": []}) for item in each.items} == {
@@ -196,27 +198,27 @@ def test_a_control_has_the_fields_and_scenario_of_an_ordinary_item(drawn: list[D
         }
 
 
-def test_a_control_has_the_flags_and_rationales_of_an_ordinary_item(drawn: list[Drawn]) -> None:
-    for each in drawn:
-        controls, others = split(each)
-        assert {looks(item) for item in controls} <= {looks(item) for item in others}
+def test_a_control_has_the_flags_and_rationales_of_an_ordinary_item(batches: list[DrawnBatch]) -> None:
+    for each in batches:
+        controls, others = split_controls(each)
+        assert {visible_flags(item) for item in controls} <= {visible_flags(item) for item in others}
 
 
-def looks(item: Mapping[str, Any]) -> tuple[Any, ...]:
+def visible_flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(bool(tip["rationale"]) for tip in item["tips"])
 
 
-# how a control is treated
+# responses about a control
 
 
-def pair_of(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """A batch of the judge's, and of it a control and an answer with the same flags."""
+def find_alike_items(judge_client: JudgeClient) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Open a batch; return its sheet, and a control and an answer in it with the same flags."""
     sheet = judge_client.open()["sheet"]
-    items = judge_client.whole(sheet)["items"]
-    behind = {entry.item.id: entry.kind for entry in kept(judge_client.served, sheet).entries}
+    items = judge_client.get_batch(sheet)["items"]
+    kinds_by_item = {entry.item.id: entry.kind for entry in stored_sheet(judge_client.served, sheet).entries}
     for one in items:
         for other in items:
-            kinds = (behind[one["item"]], behind[other["item"]])
+            kinds = (kinds_by_item[one["item"]], kinds_by_item[other["item"]])
             if kinds == (ItemKind.CONTROL, ItemKind.CELL) and flags(one) == flags(other):
                 return sheet, one, other
     raise AssertionError("no two items are alike")
@@ -226,10 +228,10 @@ def flags(item: Mapping[str, Any]) -> tuple[Any, ...]:
     return item["format_ok"], *(tip["overlong"] for tip in item["tips"])
 
 
-def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
-    """All that is answered while an item is judged, without what names it."""
+def judge_in_steps(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> list[Any]:
+    """Judge an item step by step; return all responses, without the item's id."""
     own = item["item"]
-    tips = whole_tips(item, note="n")
+    tips = scored_tips(item, note="n")
     responses = [
         judge_client.put(sheet, own, 0, "draft", tips=tips[:-1]),
         judge_client.put(sheet, own, 0, "draft", tips=[*tips[:-1], {"scores": {"tone": 2}}]),
@@ -238,40 +240,41 @@ def life_of(judge_client: JudgeClient, sheet: str, item: Mapping[str, Any]) -> l
         judge_client.put(sheet, own, 1, "submitted", tips=tips, format_ok=not item["format_ok"]),
         judge_client.put(sheet, own, 2, "skipped", tips=tips, reason="why"),
         judge_client.undo(sheet, own, 3),
-        judge_client.ask("GET", f"/{sheet}/items/{own}/history"),
+        judge_client.request("GET", f"/{sheet}/items/{own}/history"),
         judge_client.put(sheet, own, 4, "empty"),
     ]
     return [
-        (response.status_code, timeless(json.loads(response.text.replace(own, "the item")))) for response in responses
+        (response.status_code, without_times(json.loads(response.text.replace(own, "the item"))))
+        for response in responses
     ]
 
 
-def test_every_step_of_a_controls_life_is_answered_as_an_ordinary_items(served: Served) -> None:
+def test_requests_about_a_control_are_answered_like_those_about_an_answer(served: ServedPanel) -> None:
     judge_client = JudgeClient(served, served.judge)
-    sheet, control, other = pair_of(judge_client)
-    first, second = life_of(judge_client, sheet, control), life_of(judge_client, sheet, other)
+    sheet, control, other = find_alike_items(judge_client)
+    first, second = judge_in_steps(judge_client, sheet, control), judge_in_steps(judge_client, sheet, other)
     assert [status for status, _ in first] == [422, 200, 422, 409, 200, 200, 200, 200, 200]
     assert first == second
 
 
-def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+def test_closing_with_one_item_does_not_reveal_whether_it_is_a_control(served: ServedPanel) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        judge_client = JudgeClient.named(served, name)
-        sheet, control, other = pair_of(judge_client)
+        judge_client = JudgeClient.create(served, name)
+        sheet, control, other = find_alike_items(judge_client)
         item = control if hidden else other
-        judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
+        judge_client.put(sheet, item["item"], 0, "submitted", tips=scored_tips(item))
         outcome = judge_client.close(sheet).json()["outcome"]
         results.append({**outcome, "unfinished": 0, "sheet": "", "judge": ""})
     assert results[0] == results[1]
     assert results[0]["applied"] == 1
 
 
-def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: Served) -> None:
+def test_a_preview_of_one_item_does_not_reveal_whether_it_is_a_control(served: ServedPanel) -> None:
     results = []
     for name, hidden in (("anna", True), ("ben", False)):
-        judge_client = JudgeClient.named(served, name)
-        sheet, control, other = pair_of(judge_client)
+        judge_client = JudgeClient.create(served, name)
+        sheet, control, other = find_alike_items(judge_client)
         item = control if hidden else other
         url = f"{API}/judge/{EXPERIMENT}"
         raw = served.post(f"{url}/sheets", token=judge_client.token, json={"sheet": sheet}).json()

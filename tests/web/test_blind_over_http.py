@@ -1,6 +1,6 @@
 """Blind over HTTP: no response to a judge reveals the model, prompt or run of an item.
 
-Every response a judge gets, on every route, is searched for names that no page has by chance.
+Every response to a judge, on every route, is searched for names that occur nowhere else.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from support.judging import EXPERIMENT, agreed, always, fill, fill_csv
 from tipbench.record.store import MemoryStore
 from tipbench.web.auth import CSRF_HEADER
 from tipbench.web.panel.pages import assets
-from web.batching import BATCHES, JudgeClient, first_item, kept, whole_tips
-from web.blind_worlds import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, World, blind_world
-from web.panels import API, Served, route_list
+from web.judge_client import BATCHES, JudgeClient, first_item, scored_tips, stored_sheet
+from web.leak_detector import COLLEAGUE, MODELS, OTHER, PROGRAM, PROMPTS, TIED, LeakDetector, serve_with_secrets
+from web.panels import API, HTML, ServedPanel, route_list
 
-HTML, JSON = {"Accept": "text/html"}, {"Accept": "application/json"}
+JSON = {"Accept": "application/json"}
 
 
 @pytest.fixture
-def world(home: Path) -> Iterator[World]:
-    with blind_world(home) as made:
-        yield made
+def detector(home: Path) -> Iterator[LeakDetector]:
+    with serve_with_secrets(home) as detector:
+        yield detector
 
 
-def places(world: World, sheet: str, item: str) -> dict[str, str]:
+def path_values(detector: LeakDetector, sheet: str, item: str) -> dict[str, str]:
     """Return an existing value for every path parameter."""
-    served = world.served
+    served = detector.served
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
     run = next(served.store.search(experiment.experiment_id, where={"kind": "cell"}, limit=1))
@@ -54,76 +54,76 @@ def places(world: World, sheet: str, item: str) -> dict[str, str]:
     }
 
 
-def knocks(served: Served, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def route_paths(served: ServedPanel, real: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Return every route with existing values in its path."""
     for method, path in route_list(served.app):
         yield method, re.sub(r"\{(\w+)(?::\w+)?\}", lambda part: real.get(part[1], "1"), path)
 
 
-def test_no_route_answers_a_judge_with_anything_that_unblinds(world: World) -> None:
-    served, judge_client = world.served, world.judge_client
+def test_no_route_answers_a_judge_with_anything_that_unblinds(detector: LeakDetector) -> None:
+    served, judge_client = detector.served, detector.judge_client
     sheet, item = first_item(judge_client)
-    requests = sorted(set(knocks(served, places(world, sheet, item["item"]))))
+    requests = sorted(set(route_paths(served, path_values(detector, sheet, item["item"]))))
     assert len(requests) > 60
     for method, path in requests:
-        served.ask(method, path, token=served.judge, headers=JSON)
-        served.ask(method, path, token=served.judge, headers=HTML, json={"experiment": EXPERIMENT})
+        served.request(method, path, token=served.judge, headers=JSON)
+        served.request(method, path, token=served.judge, headers=HTML, json={"experiment": EXPERIMENT})
         csrf = served.log_in(served.judge)
-        served.ask(method, path, token=None, headers={**HTML, CSRF_HEADER: csrf})
+        served.request(method, path, token=None, headers={**HTML, CSRF_HEADER: csrf})
         served.client.cookies.clear()
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
-def test_no_static_file_and_no_name_of_one_unblinds(world: World) -> None:
+def test_no_static_file_or_file_name_unblinds(detector: LeakDetector) -> None:
     for name in assets().content:
-        assert world.served.get(assets().url(name), token=None).status_code == 200
-    assert world.leaks() == []
+        assert detector.served.get(assets().url(name), token=None).status_code == 200
+    assert detector.leaks() == []
 
 
-def test_no_step_of_a_batch_unblinds_by_api(world: World) -> None:
-    judge_client = world.judge_client
+def test_no_step_of_a_batch_unblinds_by_api(detector: LeakDetector) -> None:
+    judge_client = detector.judge_client
     sheet, item = first_item(judge_client)
-    theirs, their_item = first_item(JudgeClient.named(world.served, "somebody"))
+    theirs, their_item = first_item(JudgeClient.create(detector.served, "somebody"))
     for path in (f"/{theirs}", f"/{theirs}/items/{their_item['item']}/history", f"/{'0' * 12}", "?judge=*"):
-        response = judge_client.ask("GET", path)
+        response = judge_client.request("GET", path)
         assert response.status_code == 403 or "somebody" not in response.text
-    judge_client.put(sheet, item["item"], 0, "draft", tips=whole_tips(item, note="mine"))
+    judge_client.put(sheet, item["item"], 0, "draft", tips=scored_tips(item, note="mine"))
     judge_client.put(sheet, item["item"], 0, "skipped", reason="too late")
     judge_client.put(sheet, item["item"], 1, "submitted")
     judge_client.put(sheet, item["item"], 1, "odd", winner="a", tips=[{"scores": {"tone": 9}}])
     judge_client.put(sheet, "0" * 12, 0)
     for version in (1, 2):
         judge_client.undo(sheet, item["item"], version)
-    judge_client.ask("GET", f"/{sheet}/items/{item['item']}/history")
+    judge_client.request("GET", f"/{sheet}/items/{item['item']}/history")
     assert judge_client.close(sheet).status_code == 409
-    judge_client.ask(
+    judge_client.request(
         "PUT", f"/{sheet}/items/{item['item']}", content=b"{no json", headers={"Content-Type": JSON["Accept"]}
     )
-    judge_client.submit(fill(kept(world.served, sheet), always(5)))
+    judge_client.submit(fill(stored_sheet(detector.served, sheet), always(5)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "held"
-    judge_client.ask("POST", f"/{sheet}/accept", json={"reason": "x"})
-    judge_client.ask("POST", f"/{sheet}/return", json={"note": "x"})
-    world.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
-    judge_client.whole(sheet)
-    judge_client.submit(fill(kept(world.served, sheet)))
+    judge_client.request("POST", f"/{sheet}/accept", json={"reason": "x"})
+    judge_client.request("POST", f"/{sheet}/return", json={"note": "x"})
+    detector.served.post(f"{BATCHES}/{sheet}/return", json={"note": "Look again."})
+    judge_client.get_batch(sheet)
+    judge_client.submit(fill(stored_sheet(detector.served, sheet)))
     assert judge_client.close(sheet).json()["batch"]["status"] == "applied"
-    judge_client.ask("POST", f"/{sheet}/reopen")
+    judge_client.request("POST", f"/{sheet}/reopen")
     judge_client.close(sheet)
     for _ in range(6):  # until nothing waits
-        opened = judge_client.ask("POST")
+        opened = judge_client.request("POST")
         if opened.status_code == 409:
             break
-        judge_client.judged()
+        judge_client.judge_batch()
     assert opened.status_code == 409
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
-def test_no_step_of_judging_by_file_unblinds(world: World) -> None:
-    served = world.served
+def test_no_step_of_judging_by_file_unblinds(detector: LeakDetector) -> None:
+    served = detector.served
     place = f"{API}/judge/{EXPERIMENT}"
     csv = served.post(f"{place}/sheets", token=served.judge, json={"format": "csv"}).text
     raw = served.post(f"{place}/sheets", token=served.judge, json={}).json()
-    judging = kept(served, raw["sheet"])
+    judging = stored_sheet(served, raw["sheet"])
     wrong = {**raw, "judge": COLLEAGUE[:4], "items": [{**raw["items"][0], "tips": []}, *raw["items"][1:]]}
     for body in (raw, wrong, {}, fill(judging, always(5)), fill(judging)):
         for query in ("?dry_run=true", ""):
@@ -134,22 +134,22 @@ def test_no_step_of_judging_by_file_unblinds(world: World) -> None:
     refused = ({"sheet": "0" * 12}, {"seed": 1}, {"focus": True}, {"judge": "x"}, {"limit": 3})
     for body in (again, {**again, "format": "csv"}, *refused):
         served.post(f"{place}/sheets", token=served.judge, json=body)
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
 @pytest.fixture
-def as_judge(world: World) -> Callable[..., Any]:
+def as_judge(detector: LeakDetector) -> Callable[..., Any]:
     """A judge's browser: forms carry the CSRF token."""
-    csrf = world.served.log_in(world.served.judge)
+    csrf = detector.served.log_in(detector.served.judge)
 
-    def ask(method: str, path: str, fields: Mapping[str, str] | None = None, **more: Any) -> Any:
+    def request(method: str, path: str, fields: Mapping[str, str] | None = None, **more: Any) -> Any:
         data = {"csrf": csrf, **(fields or {})} if method == "POST" else None
-        return world.served.ask(method, path, token=None, headers=HTML, data=data, **more)
+        return detector.served.request(method, path, token=None, headers=HTML, data=data, **more)
 
-    return ask
+    return request
 
 
-def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any]) -> None:
+def test_no_page_of_a_judge_unblinds(detector: LeakDetector, as_judge: Callable[..., Any]) -> None:
     for path in ("/judge", f"/judge?experiment={EXPERIMENT}", "/judge?experiment=tip-bench-nowhere", "/nowhere", "/"):
         as_judge("GET", path)
     for name in (EXPERIMENT, TIED):
@@ -157,57 +157,57 @@ def test_no_page_of_a_judge_unblinds(world: World, as_judge: Callable[..., Any])
             opened = as_judge("POST", "/judge/batches", {"experiment": name, "kind": kind})
             if opened.status_code == 303:
                 as_judge("GET", opened.headers["location"])
-    sheet = world.judge_client.open()["sheet"]
+    sheet = detector.judge_client.open()["sheet"]
     for rule, status in ((always(5), "held"), (agreed, "applied")):
-        world.judge_client.submit(fill(kept(world.served, sheet), rule))
-        assert world.judge_client.close(sheet).json()["batch"]["status"] == status
+        detector.judge_client.submit(fill(stored_sheet(detector.served, sheet), rule))
+        assert detector.judge_client.close(sheet).json()["batch"]["status"] == status
         page = as_judge("GET", f"/judge/batches/{sheet}")
         assert (page.status_code, "too high" in page.text) == (200, status == "held")
         assert as_judge("POST", f"/judge/batches/{sheet}/reopen").status_code == 303
     file = as_judge("POST", "/judge/sheet", {"experiment": EXPERIMENT, "format": "json", "limit": "12"})
     wrong = file.text.replace('"sha256": "', '"sha256": "0', 3)
-    for content in (file.text, wrong, "no sheet", json.dumps(fill(kept(world.served, sheet)))):
+    for content in (file.text, wrong, "no sheet", json.dumps(fill(stored_sheet(detector.served, sheet)))):
         shown = as_judge("POST", "/judge/preview", {"experiment": EXPERIMENT}, files={"sheet": ("s.json", content)})
         for url in re.findall(r'action="(/judge/uploads/[^"]+)"', shown.text):
             done = as_judge("POST", unescape(url))
             as_judge("GET", done.headers["location"])
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
-def test_no_duel_unblinds(world: World) -> None:
-    served, place = world.served, f"{API}/judge/{TIED}/batches"
+def test_no_duel_unblinds(detector: LeakDetector) -> None:
+    served, place = detector.served, f"{API}/judge/{TIED}/batches"
     opened = served.post(place, token=served.judge, json={"kind": "duel"})
     sheet = opened.json()["batch"]["sheet"]
     for item in served.get(f"{place}/{sheet}", token=served.judge).json()["items"]:
         body = {"version": 0, "state": "submitted", "winner": "a"}
-        assert served.ask("PUT", f"{place}/{sheet}/items/{item['item']}", token=served.judge, json=body).is_success
+        assert served.request("PUT", f"{place}/{sheet}/items/{item['item']}", token=served.judge, json=body).is_success
     assert served.post(f"{place}/{sheet}/close", token=served.judge).is_success
     served.post(f"{API}/judge/{EXPERIMENT}/batches", token=served.judge, json={"kind": "duel"})
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
-def test_no_failure_of_mlflow_unblinds(world: World, as_judge: Callable[..., Any]) -> None:
-    sheet, item = first_item(world.judge_client)
-    world.judge_client.put(sheet, item["item"], 0, "submitted", tips=whole_tips(item))
-    store = world.served.store
+def test_no_failure_of_mlflow_unblinds(detector: LeakDetector, as_judge: Callable[..., Any]) -> None:
+    sheet, item = first_item(detector.judge_client)
+    detector.judge_client.put(sheet, item["item"], 0, "submitted", tips=scored_tips(item))
+    store = detector.served.store
     assert isinstance(store, MemoryStore)
     store.away = True
-    assert world.judge_client.close(sheet).status_code == 503
+    assert detector.judge_client.close(sheet).status_code == 503
     for path in ("/judge", f"/judge?experiment={EXPERIMENT}", f"/judge/batches/{sheet}", "/readyz", "/healthz"):
         as_judge("GET", path)
     as_judge("POST", "/judge/batches", {"experiment": TIED})
-    world.judge_client.ask("POST", json={"kind": "duel"})
+    detector.judge_client.request("POST", json={"kind": "duel"})
     for path in ("", f"/{sheet}"):
-        world.judge_client.ask("GET", path)
+        detector.judge_client.request("GET", path)
     store.away = False
-    assert world.leaks() == []
+    assert detector.leaks() == []
 
 
-def test_a_search_like_this_finds_what_an_admin_is_answered(world: World) -> None:
-    """Shows that the search finds secrets."""
-    served = world.served
+def test_the_detector_finds_secrets_in_responses_to_an_admin(detector: LeakDetector) -> None:
+    """Checks the detector itself."""
+    served = detector.served
     served.log_in(served.admin)
     for path in (f"/experiments/{EXPERIMENT}/runs", "/settings", f"/experiments/{EXPERIMENT}/judges", "/"):
         assert served.get(path, token=None, headers=HTML).status_code == 200
-    found = {secret for _, secret in world.leaks()}
+    found = {secret for _, secret in detector.leaks()}
     assert found >= {*MODELS, *PROMPTS, COLLEAGUE, PROGRAM, OTHER}

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tipbench.cli import panel, token
 from tipbench.cli.main import RootGroup
 
-# Assembled as main.py does, so that these tests do not depend on what else is registered there.
+# Assembled as main.py does, so that these tests do not depend on other commands.
 app = typer.Typer(cls=RootGroup, pretty_exceptions_enable=False)
 app.add_typer(token.app, name="token")
 app.command("panel")(panel.panel)
@@ -40,77 +40,78 @@ SCRIPT = (
 START_S = 120.0
 
 
-def invoke(*arguments: str) -> Any:
+def run_command(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
 
 
-def made(*arguments: str) -> dict[str, Any]:
-    """A new token, as JSON."""
-    result = invoke("token", "create", *arguments, "--json")
+def create_token(*arguments: str) -> dict[str, Any]:
+    """Create a token and return it as JSON."""
+    result = run_command("token", "create", *arguments, "--json")
     assert result.exit_code == 0, result.stderr
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
 
 def test_a_token_is_printed_once_and_alone() -> None:
-    result = invoke("token", "create", "--role", "judge", "--name", "reviewer-1", "--expires", "30d")
+    result = run_command("token", "create", "--role", "judge", "--name", "reviewer-1", "--expires", "30d")
     assert result.exit_code == 0
     assert re.fullmatch(r"tipbench_[0-9a-f]{12}_[\w-]{43}\n", result.stdout)
     assert "reviewer-1 (judge)" in result.stderr
-    listed = invoke("token", "list")
+    listed = run_command("token", "list")
     assert result.stdout.strip() not in listed.stdout + listed.stderr
 
 
 def test_a_second_judges_token_of_a_name_is_created_with_a_warning() -> None:
-    first = made("--role", "judge", "--name", "anna")
-    result = invoke("token", "create", "--role", "judge", "--name", "anna")
+    first = create_token("--role", "judge", "--name", "anna")
+    result = run_command("token", "create", "--role", "judge", "--name", "anna")
     assert result.exit_code == 0
     assert f"warning: anna has another active judge's token ({first['id']})" in " ".join(result.stderr.split())
 
 
 def test_a_token_as_json_has_its_facts_and_its_secret() -> None:
-    token_ = made("--role", "admin", "--name", "ci", "--expires", "never")
+    token_ = create_token("--role", "admin", "--name", "ci", "--expires", "never")
     assert (token_["role"], token_["name"], token_["state"], token_["expires"]) == ("admin", "ci", "active", None)
     assert token_["token"].startswith(f"tipbench_{token_['id']}_")
 
 
 def test_the_list_has_every_token_without_its_secret() -> None:
-    made("--role", "judge", "--name", "anna")
-    rows = json.loads(invoke("token", "list", "--json").stdout)
+    create_token("--role", "judge", "--name", "anna")
+    rows = json.loads(run_command("token", "list", "--json").stdout)
     assert [set(row) for row in rows] == [{"id", "role", "name", "state", "created", "expires", "revoked", "last_used"}]
-    assert "anna" in invoke("token", "list").stdout
+    assert "anna" in run_command("token", "list").stdout
 
 
 def test_the_list_fits_into_80_columns() -> None:
-    made("--role", "judge", "--name", "reviewer-1")
-    made("--role", "app", "--name", "ios-app", "--expires", "never")
-    lines = invoke("token", "list").stdout.splitlines()
+    create_token("--role", "judge", "--name", "reviewer-1")
+    create_token("--role", "app", "--name", "ios-app", "--expires", "never")
+    lines = run_command("token", "list").stdout.splitlines()
     assert lines[0].split() == ["id", "role", "name", "state", "created", "expires", "last", "used"]
     assert any(re.search(r"  active  \d{4}-\d\d-\d\d  never +–$", line) for line in lines)
     assert max(map(len, lines)) <= 80
 
 
 def test_an_empty_list_shows_the_next_step() -> None:
-    result = invoke("token", "list")
+    result = run_command("token", "list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "tipbench token create" in result.stderr
 
 
 def test_a_token_is_revoked_by_its_id() -> None:
-    one, other = made("--role", "judge", "--name", "anna"), made("--role", "judge", "--name", "anna")
-    assert json.loads(invoke("token", "revoke", one["id"], "--json").stdout) == {"revoked": [one["id"]]}
-    states = {row["id"]: row["state"] for row in json.loads(invoke("token", "list", "--json").stdout)}
+    one, other = create_token("--role", "judge", "--name", "anna"), create_token("--role", "judge", "--name", "anna")
+    assert json.loads(run_command("token", "revoke", one["id"], "--json").stdout) == {"revoked": [one["id"]]}
+    states = {row["id"]: row["state"] for row in json.loads(run_command("token", "list", "--json").stdout)}
     assert states == {one["id"]: "revoked", other["id"]: "active"}
 
 
 def test_all_tokens_of_a_name_are_revoked_together() -> None:
     for role in ("judge", "judge", "admin"):
-        made("--role", role, "--name", "anna")
+        create_token("--role", role, "--name", "anna")
     assert (
-        len(json.loads(invoke("token", "revoke", "--name", "anna", "--role", "judge", "--json").stdout)["revoked"]) == 2
+        len(json.loads(run_command("token", "revoke", "--name", "anna", "--role", "judge", "--json").stdout)["revoked"])
+        == 2
     )
-    assert len(json.loads(invoke("token", "revoke", "--name", "anna", "--json").stdout)["revoked"]) == 1
-    assert invoke("token", "revoke", "--name", "anna").stdout == "already revoked\n"
+    assert len(json.loads(run_command("token", "revoke", "--name", "anna", "--json").stdout)["revoked"]) == 1
+    assert run_command("token", "revoke", "--name", "anna").stdout == "already revoked\n"
 
 
 def test_a_usage_error_exits_with_2_and_a_message() -> None:
@@ -128,7 +129,7 @@ def test_a_usage_error_exits_with_2_and_a_message() -> None:
         ("panel", "--host", "no.such.host.invalid"),
     ]
     for arguments in cases:
-        result = invoke(*arguments)
+        result = run_command(*arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "Traceback" not in result.stderr
         assert result.stderr
@@ -139,7 +140,7 @@ def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        result = invoke("panel", "--port", str(taken.getsockname()[1]))
+        result = run_command("panel", "--port", str(taken.getsockname()[1]))
     assert result.exit_code == 2
     assert "Is another panel running?" in result.stderr
 
@@ -147,7 +148,7 @@ def test_a_port_in_use_is_reported() -> None:
 # the panel as a process
 
 
-class Running:
+class RunningPanel:
     """The panel as a subprocess, with its output in files."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -189,7 +190,7 @@ class Running:
 
 
 @contextmanager
-def started(home: Path, tmp_path: Path, *arguments: str, **environment: str) -> Iterator[Running]:
+def start_panel(home: Path, tmp_path: Path, *arguments: str, **environment: str) -> Iterator[RunningPanel]:
     folder = tmp_path / f"streams-{time.monotonic_ns()}"
     folder.mkdir()
     command = [sys.executable, "-W", "error", "-c", SCRIPT, "panel", "--port", "0", *arguments]
@@ -197,9 +198,9 @@ def started(home: Path, tmp_path: Path, *arguments: str, **environment: str) -> 
         env = {**os.environ, "TIPBENCH_HOME": str(home), **environment}
         process = subprocess.Popen(command, stdout=out, stderr=err, env=env, start_new_session=True)
     try:
-        running = Running(process, folder)
-        running.wait()
-        yield running
+        panel = RunningPanel(process, folder)
+        panel.wait()
+        yield panel
     finally:
         if process.poll() is None:
             process.kill()
@@ -210,35 +211,35 @@ def started(home: Path, tmp_path: Path, *arguments: str, **environment: str) -> 
 def test_the_first_start_prints_an_admin_token_and_the_second_does_not(
     home: Path, tmp_path: Path, mlflow_url: str
 ) -> None:
-    with started(home, tmp_path, "--mlflow-url", mlflow_url) as running:
-        secret = running.stdout.strip()
-        assert running.get("/api/bench/experiments").status_code == 401
-        assert running.get("/api/bench/experiments", secret).status_code == 200
-        assert f"MLflow: {mlflow_url}" in running.stderr
-        assert secret not in running.stderr
-        assert running.url.startswith("http://127.0.0.1:")
-        assert "warning" not in running.stderr
-        assert "Secure" not in proxied_cookie(running, secret)
+    with start_panel(home, tmp_path, "--mlflow-url", mlflow_url) as panel:
+        secret = panel.stdout.strip()
+        assert panel.get("/api/bench/experiments").status_code == 401
+        assert panel.get("/api/bench/experiments", secret).status_code == 200
+        assert f"MLflow: {mlflow_url}" in panel.stderr
+        assert secret not in panel.stderr
+        assert panel.url.startswith("http://127.0.0.1:")
+        assert "warning" not in panel.stderr
+        assert "Secure" not in proxied_cookie(panel, secret)
 
-        fresh = made("--role", "admin", "--name", "ci")
-        assert running.get("/metrics", fresh["token"]).status_code == 200
-        invoke("token", "revoke", fresh["id"])
-        assert running.get("/metrics", fresh["token"]).status_code == 401
-        assert running.stop() == 0
-        assert "Traceback" not in running.stderr
-    with started(home, tmp_path, "--host", "0.0.0.0", "--mlflow-url", mlflow_url) as running:
-        assert running.stdout == ""
-        assert "tipbench token create --role admin" in running.stderr
-        assert "without TLS" in running.stderr
-        assert "others use to TIPBENCH_PANEL_HOSTS" in running.stderr
-        assert running.get("/api/bench/experiments", secret).status_code == 200
-        assert running.stop(signal.SIGTERM) == 0
+        fresh = create_token("--role", "admin", "--name", "ci")
+        assert panel.get("/metrics", fresh["token"]).status_code == 200
+        run_command("token", "revoke", fresh["id"])
+        assert panel.get("/metrics", fresh["token"]).status_code == 401
+        assert panel.stop() == 0
+        assert "Traceback" not in panel.stderr
+    with start_panel(home, tmp_path, "--host", "0.0.0.0", "--mlflow-url", mlflow_url) as panel:
+        assert panel.stdout == ""
+        assert "tipbench token create --role admin" in panel.stderr
+        assert "without TLS" in panel.stderr
+        assert "others use to TIPBENCH_PANEL_HOSTS" in panel.stderr
+        assert panel.get("/api/bench/experiments", secret).status_code == 200
+        assert panel.stop(signal.SIGTERM) == 0
 
 
-def proxied_cookie(running: Running, secret: str) -> str:
+def proxied_cookie(panel: RunningPanel, secret: str) -> str:
     """The session's cookie of a login through a TLS proxy on this machine."""
     headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
-    response = httpx.post(f"{running.url}/login", json={"token": secret}, headers=headers, trust_env=False, timeout=60)
+    response = httpx.post(f"{panel.url}/login", json={"token": secret}, headers=headers, trust_env=False, timeout=60)
     return response.headers["set-cookie"]
 
 
@@ -252,12 +253,12 @@ def test_the_operators_token_and_proxy_are_used_and_no_token_is_made(
         "MLFLOW_TRACKING_URI": mlflow_url,
         "TIPBENCH_PANEL_PROXIES": "127.0.0.1",
     }
-    with started(home, tmp_path, **environment) as running:
-        assert running.stdout == ""
-        assert own not in running.stderr
-        assert running.get("/metrics", own).status_code == 200
-        assert running.get("/metrics", own + "x").status_code == 401
-        cookie = proxied_cookie(running, own)
+    with start_panel(home, tmp_path, **environment) as panel:
+        assert panel.stdout == ""
+        assert own not in panel.stderr
+        assert panel.get("/metrics", own).status_code == 200
+        assert panel.get("/metrics", own + "x").status_code == 401
+        cookie = proxied_cookie(panel, own)
         assert cookie.startswith("__Host-tipbench_session=")
         assert "Secure" in cookie
-    assert json.loads(invoke("token", "list", "--json").stdout) == []
+    assert json.loads(run_command("token", "list", "--json").stdout) == []

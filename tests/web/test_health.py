@@ -10,20 +10,20 @@ import pytest
 import tipbench
 from tipbench.errors import MlflowUnavailable
 from tipbench.web.metrics import Metrics
-from web.panels import API, EXPERIMENT, Served
+from web.panels import API, EXPERIMENT, ServedPanel
 
 LINE = re.compile(r'[a-z_]+(\{([a-z]+="([^"\\\n]|\\.)*",?)+\})? [0-9.e+-]+(inf)?', re.IGNORECASE)
 
 
-def test_a_running_process_is_alive(served: Served) -> None:
+def test_a_running_process_is_alive(served: ServedPanel) -> None:
     assert served.get("/healthz", token=None).json() == {"status": "ok", "version": tipbench.__version__}
 
 
-def test_it_is_ready_when_mlflow_answers(served: Served) -> None:
+def test_the_panel_is_ready_when_mlflow_answers(served: ServedPanel) -> None:
     assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "answers"}
 
 
-def test_it_is_alive_but_not_ready_while_mlflow_is_unavailable(served: Served) -> None:
+def test_the_panel_is_alive_but_not_ready_while_mlflow_is_unavailable(served: ServedPanel) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     response = served.get("/readyz", token=None)
     assert served.error(response) == (503, "not_ready")
@@ -31,7 +31,9 @@ def test_it_is_alive_but_not_ready_while_mlflow_is_unavailable(served: Served) -
     assert served.get("/healthz", token=None).status_code == 200
 
 
-def test_frequent_anonymous_requests_do_not_reach_mlflow_often(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frequent_anonymous_requests_do_not_reach_mlflow_often(
+    served: ServedPanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests: list[str] = []
     monkeypatch.setattr(served.store, "experiment", requests.append)
     for _ in range(20):
@@ -40,20 +42,20 @@ def test_frequent_anonymous_requests_do_not_reach_mlflow_often(served: Served, m
 
 
 def test_frequent_anonymous_requests_do_not_reach_an_unavailable_mlflow_often(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[str] = []
 
-    def away(name: str) -> None:
+    def fail(name: str) -> None:
         requests.append(name)
         raise MlflowUnavailable("MLflow does not answer.")
 
-    monkeypatch.setattr(served.store, "experiment", away)
+    monkeypatch.setattr(served.store, "experiment", fail)
     errors = [served.error(served.get("/readyz", token=None)) for _ in range(20)]
     assert (set(errors), len(requests)) == ({(503, "not_ready")}, 1)
 
 
-def test_the_counters_are_prometheus_text(served: Served) -> None:
+def test_the_counters_are_prometheus_text(served: ServedPanel) -> None:
     served.get(f"{API}/experiments")
     response = served.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -63,10 +65,10 @@ def test_the_counters_are_prometheus_text(served: Served) -> None:
     assert f'tipbench_info{{version="{tipbench.__version__}"}} 1' in lines
 
 
-def test_counters_name_routes_and_never_paths(served: Served) -> None:
+def test_counters_name_routes_and_never_paths(served: ServedPanel) -> None:
     served.get(f"{API}/runs/{EXPERIMENT}?model=private")
     served.get("/private/path")
-    served.ask("BREW", "/healthz")
+    served.request("BREW", "/healthz")
     text = served.get("/metrics").text
     assert "private" not in text
     assert EXPERIMENT not in text
@@ -89,7 +91,7 @@ def test_a_label_cannot_break_out_of_its_quotes() -> None:
     assert metrics.text().splitlines()[-1] == 'x{name="a\\"b\\\\c\\nd"} 1'
 
 
-def test_any_number_is_written() -> None:
+def test_any_number_is_formatted() -> None:
     for value in [float("inf"), 1e300, 0.1]:
         metrics = Metrics()
         metrics.register("x", "gauge", "X.", partial(dict, {(): value}))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,10 +14,8 @@ import httpx
 import pytest
 
 from support.scripted_ollama import ScriptedOllama
-from tipbench.jobs.folder import JobFolder
-from tipbench.jobs.job import ENDED
-from tipbench.jobs.local import is_alive
-from web.panels import API, Served, serving
+from web.panel_process import generated_cells, has_ended, kill_jobs, wait_for_job
+from web.panels import API, ServedPanel, serve_panel
 
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 2, "num_predict": 64}
 PASSWORD = "hunter2-7c1f"
@@ -29,45 +25,25 @@ pytestmark = pytest.mark.process
 
 
 @contextmanager
-def working(home: Path, mlflow_url: str, **environment: str) -> Iterator[Served]:
+def panel_with_jobs(home: Path, mlflow_url: str, **environment: str) -> Iterator[ServedPanel]:
     """A panel that runs its jobs; none outlives the test."""
     given = {"MLFLOW_TRACKING_URI": mlflow_url, **environment}
     try:
-        with serving(home, environment=given, find_mlflow=True, run_jobs=True) as served:
+        with serve_panel(home, environment=given, find_mlflow=True, run_jobs=True) as served:
             yield served
     finally:
-        for known in (home / "jobs").glob("*/process.json"):
-            process = JobFolder(home / "jobs", known.parent.name).process
-            if process is not None and is_alive(process):
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        kill_jobs(home)
 
 
-def fresh(name: str) -> str:
+def new_experiment(name: str) -> str:
     """Return a new experiment name."""
     return f"tip-bench-http-{name}-{uuid4().hex[:8]}"
 
 
-def run(served: Served, experiment: str, **changes: Any) -> str:
+def start_run(served: ServedPanel, experiment: str, **changes: Any) -> str:
     response = served.post(f"{API}/run", json={**SMALL, "experiment": experiment, **changes})
     assert response.status_code == 202, response.text
     return str(response.json()["job"]["id"])
-
-
-def until(served: Served, job_id: str, wanted: Callable[[Any], object], wait_s: float = 90) -> Any:
-    deadline = time.monotonic() + wait_s
-    while not wanted(now := served.get(f"{JOBS}/{job_id}").json()):
-        assert time.monotonic() < deadline, f"{now}\n{served.get(f'{JOBS}/{job_id}/log').text}"
-        time.sleep(0.05)
-    return now
-
-
-def ended(served: Served, job_id: str) -> Any:
-    return until(served, job_id, lambda now: now["job"]["state"] in set(map(str, ENDED)))
-
-
-def cells(now: Any) -> int:
-    return sum(model["done"] for model in now["progress"]["models"])
 
 
 def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
@@ -82,24 +58,26 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
         "        tip['scores'] = dict.fromkeys(tip['scores'], 3)\n"
         "json.dump(sheet, sys.stdout)\n"
     )
-    name, url = fresh("run"), mlflow_url.replace("://", f"://anna:{PASSWORD}@")
-    with working(home, url, TIPBENCH_JUDGE_COMMAND=f"{sys.executable} {script}") as served:
-        job_id = run(served, name)
-        now = ended(served, job_id)
+    name, url = new_experiment("run"), mlflow_url.replace("://", f"://anna:{PASSWORD}@")
+    with panel_with_jobs(home, url, TIPBENCH_JUDGE_COMMAND=f"{sys.executable} {script}") as served:
+        job_id = start_run(served, name)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert (now["job"]["state"], now["job"]["exit_code"], now["job"]["reason"]) == ("succeeded", 0, None)
         assert now["progress"]["collected"]["generated"] == 2
         assert now["job"]["links"]["mlflow"].startswith(mlflow_url)
         assert served.get(f"{API}/runs/{name}").json()["total"] == 2
         check_log(served, job_id, name)
 
-        judged = ended(served, served.post(f"{API}/judge/{name}/run", json={"with": "rules"}).json()["job"]["id"])
+        job = served.post(f"{API}/judge/{name}/run", json={"with": "rules"}).json()["job"]
+        judged = wait_for_job(served.get, job["id"], has_ended)
         assert judged["job"]["state"] == "succeeded", judged
         assert (judged["progress"]["judged"]["judge"], judged["progress"]["judged"]["provisional"]) == ("rules", True)
         board = served.get(f"{API}/leaderboard/{name}").json()
         assert (board["provisional"], board["references"][0]["judged"]) == (True, 2)
 
         body = {"with": "command", "judge": "threes", "accept_drift": "it is a test"}
-        judged = ended(served, served.post(f"{API}/judge/{name}/run", json=body).json()["job"]["id"])
+        job = served.post(f"{API}/judge/{name}/run", json=body).json()["job"]
+        judged = wait_for_job(served.get, job["id"], has_ended)
         assert judged["job"]["state"] == "succeeded", judged
         assert served.get(f"{API}/leaderboard/{name}").json()["judges"] == ["threes"]
 
@@ -108,7 +86,7 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
         assert all(texts)
         assert not any(PASSWORD in text or "anna" in text for text in texts)
         assert (home / "jobs" / job_id / "log.txt").exists()
-    with working(home, url, TIPBENCH_JOBS_KEEP_DAYS="0.0000000001") as served:
+    with panel_with_jobs(home, url, TIPBENCH_JOBS_KEEP_DAYS="0.0000000001") as served:
         deadline = time.monotonic() + 90
         while served.get(f"{JOBS}/{job_id}").status_code != 404:
             assert time.monotonic() < deadline
@@ -118,9 +96,9 @@ def test_a_run_is_collected_judged_logged_and_deleted_after_its_time(
 
 def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: Path, real_mlflow_url: str) -> None:
     options = {"policies": "egreedy/v1,egreedy/v3", "world": "lossy", "users": 60, "rounds": 20, "seeds": 2}
-    with working(home, real_mlflow_url) as served:
+    with panel_with_jobs(home, real_mlflow_url) as served:
         job_id = served.post(f"{API}/simulations", json=options).json()["job"]["id"]
-        now = ended(served, job_id)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert now["job"]["state"] == "succeeded", now
         assert (now["progress"]["simulating"]["done"], now["progress"]["simulating"]["total"]) == (2, 2)
         recorded = served.get(f"{API}/simulations").json()["items"][0]
@@ -130,8 +108,8 @@ def test_a_simulation_job_is_recorded_in_mlflow_and_shown_with_its_curves(home: 
         assert "tip-sim" not in {each["experiment"] for each in served.get(f"{API}/experiments").json()["items"]}
 
 
-def check_log(served: Served, job_id: str, experiment: str) -> None:
-    """The log is plain text, and no longer than requested."""
+def check_log(served: ServedPanel, job_id: str, experiment: str) -> None:
+    """Check that the log is plain text, and no longer than requested."""
     whole = served.get(f"{JOBS}/{job_id}/log")
     tail = served.get(f"{JOBS}/{job_id}/log?bytes=150")
     assert experiment in whole.text
@@ -145,36 +123,48 @@ def check_log(served: Served, job_id: str, experiment: str) -> None:
 
 
 def test_a_cancel_unloads_the_model_and_keeps_what_is_finished(home: Path, mlflow_url: str) -> None:
-    with ScriptedOllama(["alpha:135m"], call_s=0.4) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as on:
-        job_id = run(on, fresh("cancel"), models="alpha:135m", n_scenarios=8)
-        until(on, job_id, lambda now: cells(now) >= 1)
+    with (
+        ScriptedOllama(["alpha:135m"], call_s=0.4) as server,
+        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
+    ):
+        job_id = start_run(served, new_experiment("cancel"), models="alpha:135m", n_scenarios=8)
+        wait_for_job(served.get, job_id, lambda now: generated_cells(now) >= 1)
         server.set(call_s=30)
         assert "alpha:135m" in server.resident
-        cancelled = on.post(f"{JOBS}/{job_id}/cancel").json()["job"]
+        cancelled = served.post(f"{JOBS}/{job_id}/cancel").json()["job"]
         assert (cancelled["state"], cancelled["cancel_requested"]) == ("running", True)
-        now = ended(on, job_id)
+        now = wait_for_job(served.get, job_id, has_ended)
         assert (now["job"]["state"], now["job"]["exit_code"]) == ("cancelled", 130)
         assert httpx.get(f"{server.url}/api/ps", trust_env=False).json()["models"] == []
         server.set(call_s=0)
-        again = on.post(f"{JOBS}/{job_id}/retry").json()["job"]
-        finished = ended(on, again["id"])
+        again = served.post(f"{JOBS}/{job_id}/retry").json()["job"]
+        finished = wait_for_job(served.get, again["id"], has_ended)
     assert (finished["job"]["state"], finished["job"]["retry_of"]) == ("succeeded", job_id)
     assert finished["progress"]["collected"]["recorded_before"] >= 1
 
 
 def test_two_runs_on_one_server_run_in_turn_and_show_it(home: Path, mlflow_url: str) -> None:
-    with ScriptedOllama(["alpha:135m"], call_s=0.2) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as on:
-        jobs = [run(on, fresh(f"turn-{turn}"), models="alpha:135m", n_scenarios=3) for turn in (1, 2)]
-        until(on, jobs[0], lambda now: now["job"]["state"] == "running")
-        listed = {item["id"]: item["place"] for item in on.get(JOBS).json()["items"]}
+    with (
+        ScriptedOllama(["alpha:135m"], call_s=0.2) as server,
+        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
+    ):
+        jobs = [
+            start_run(served, new_experiment(f"turn-{turn}"), models="alpha:135m", n_scenarios=3) for turn in (1, 2)
+        ]
+        wait_for_job(served.get, jobs[0], lambda now: now["job"]["state"] == "running")
+        listed = {item["id"]: item["place"] for item in served.get(JOBS).json()["items"]}
         assert [listed[job_id] for job_id in jobs] == [None, 1]
-        assert [ended(on, job_id)["job"]["state"] for job_id in jobs] == ["succeeded"] * 2
+        assert [wait_for_job(served.get, job_id, has_ended)["job"]["state"] for job_id in jobs] == ["succeeded"] * 2
         assert server.log.max_resident == 1
 
 
-def test_a_run_that_cannot_be_done_has_a_reason(home: Path, mlflow_url: str) -> None:
-    with ScriptedOllama(["alpha:135m"]) as server, working(home, mlflow_url, OLLAMA_HOST=server.url) as served:
-        now = ended(served, run(served, fresh("refused"), models="nosuch:1b"))
+def test_a_failed_run_has_a_reason(home: Path, mlflow_url: str) -> None:
+    with (
+        ScriptedOllama(["alpha:135m"]) as server,
+        panel_with_jobs(home, mlflow_url, OLLAMA_HOST=server.url) as served,
+    ):
+        job_id = start_run(served, new_experiment("refused"), models="nosuch:1b")
+        now = wait_for_job(served.get, job_id, has_ended)
     assert (now["job"]["state"], now["job"]["exit_code"]) == ("failed", 2)
     assert "nosuch:1b is not on the Ollama server" in now["job"]["reason"]
     assert now["progress"]["failure"] == now["job"]["reason"]

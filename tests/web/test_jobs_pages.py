@@ -26,7 +26,7 @@ from tipbench.settings import load_settings
 from tipbench.web.auth import Role
 from tipbench.web.panel.jobs import JobText
 from web.page_forms import HEADERS, PageForm
-from web.panels import API, BASE, JUDGE, Served, TestClient, serving
+from web.panels import API, BASE, JUDGE, ServedPanel, TestClient, serve_panel
 
 EVIL = '"><script>alert(1)</script>'
 RUNNING = JobStatus(JobState.RUNNING)
@@ -36,7 +36,7 @@ RUNNING = JobStatus(JobState.RUNNING)
 class ScriptedPanel:
     """A panel whose jobs have the statuses and events that the test gives them."""
 
-    served: Served
+    served: ServedPanel
     events_by_job: dict[str, Sequence[events.Event]]
     status_by_job: dict[str, JobStatus]
 
@@ -84,13 +84,13 @@ def scripted_panel(home: Path, **environment: str) -> Iterator[ScriptedPanel]:
         tokens.create(role, name, life_s=3600)[1] for role, name in ((Role.ADMIN, "boss"), (Role.JUDGE, JUDGE))
     )
     with TestClient(app, base_url=BASE) as client:
-        yield ScriptedPanel(Served(app, client, admin, judge, MemoryStore(), home), events_by_job, status_by_job)
+        yield ScriptedPanel(ServedPanel(app, client, admin, judge, MemoryStore(), home), events_by_job, status_by_job)
 
 
 @pytest.fixture
 def panel(home: Path) -> Iterator[ScriptedPanel]:
-    with scripted_panel(home) as made:
-        yield made
+    with scripted_panel(home) as panel:
+        yield panel
 
 
 HALF = (
@@ -289,7 +289,7 @@ def test_the_live_part_is_a_part_of_the_page(panel: ScriptedPanel) -> None:
     assert models.search(part)[0] == models.search(whole)[0]  # type: ignore[index]
 
 
-def test_a_job_that_is_not_there_is_not_found(panel: ScriptedPanel) -> None:
+def test_an_unknown_job_is_not_found(panel: ScriptedPanel) -> None:
     for path in ("/jobs/never", "/jobs/never/live"):
         assert panel.served.get(path).status_code == 404
     for path in ("/jobs/never/cancel", "/jobs/never/retry"):
@@ -349,7 +349,7 @@ def test_the_header_shows_running_jobs(panel: ScriptedPanel) -> None:
 @pytest.mark.process
 def test_a_run_started_by_its_form_is_seen_to_its_end(home: Path, mlflow_url: str) -> None:
     name = f"tip-bench-page-{uuid4().hex[:8]}"
-    with serving(home, environment={"MLFLOW_TRACKING_URI": mlflow_url}, find_mlflow=True, run_jobs=True) as served:
+    with serve_panel(home, environment={"MLFLOW_TRACKING_URI": mlflow_url}, find_mlflow=True, run_jobs=True) as served:
         form = PageForm(served.get("/run").text, "/run")
         body = form.body(models="baseline:template", prompts="v1", n_scenarios="2", experiment=name, do="start")
         there = served.post("/run", content=body, headers=HEADERS).headers["location"]

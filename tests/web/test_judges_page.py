@@ -16,93 +16,93 @@ from tipbench.judge.charts import MAX_POINTS, drift_chart, drift_points, drift_s
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.judge.status import SheetSummary
 from tipbench.web.panel.judges import alpha_words, drift_summary
-from web.batching import driver_of
-from web.furnished_panel import HTML, Look, looking, words_of
-from web.panels import API, Served
+from web.judge_client import driver_of
+from web.panels import API, HTML, ServedPanel
+from web.sample_pages import SamplePages, page_text, serve_sample_pages
 
 JUDGES = f"/experiments/{EXPERIMENT}/judges"
 
 
 @pytest.fixture(scope="module")
-def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
-    with looking(tmp_path_factory.mktemp("judges") / "home") as found:
-        yield found
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplePages]:
+    with serve_sample_pages(tmp_path_factory.mktemp("judges") / "home") as pages:
+        yield pages
 
 
-def judges(served: Served, query: str = "") -> str:
+def get_judges_page(served: ServedPanel, query: str = "") -> str:
     response = served.get(JUDGES + query, headers=HTML)
     assert response.status_code == 200, response.text
     return str(response.text)
 
 
-def send(served: Served, place: str, fields: dict[str, str], **options: Any) -> Any:
+def post_form(served: ServedPanel, place: str, fields: dict[str, str], **options: Any) -> Any:
     return served.post(f"{JUDGES}/{place}", data=fields, headers=HTML, **options)
 
 
-def held_sheet(served: Served, judge: str = "carla") -> str:
+def held_sheet(served: ServedPanel, judge: str = "carla") -> str:
     applied = driver_of(served).judged_by(judge, always(5), everything=True)
     assert applied.held
     return applied.sheet
 
 
-# what it shows
+# content
 
 
-def test_the_numbers_are_those_of_the_api(look: Look) -> None:
-    page = look.get("judges").text
+def test_the_numbers_are_those_of_the_api(pages: SamplePages) -> None:
+    page = pages.get("judges").text
     found = re.search(r'href="([^"]+)">JSON', page)
     assert found
-    state = look.served.get(unescape(found[1])).json()
-    text = words_of(page)
+    state = pages.served.get(unescape(found[1])).json()
+    text = page_text(page)
     assert f"{state['judged']} answers of {state['cells']} judged, {state['floored']} with no usable answer" in text
     assert f"pending {state['pending'] - state['held']} judged twice or more {state['twice']}" in text
     for judge in state["judges"]:
         assert judge["judge"] in text
 
 
-def test_each_judge_has_a_verdict_in_words(look: Look) -> None:
-    text = words_of(look.get("judges").text)
+def test_each_judge_has_a_verdict_in_words(pages: SamplePages) -> None:
+    text = page_text(pages.get("judges").text)
     assert "anna on the hidden controls ✓ fine No drift" in text
     assert "ben on the hidden controls ! too far off" in text
     assert re.search(r"Relevance is scored \d\.\d\d too high, more than chance explains\.", text)
     assert "rules on the hidden controls" in text
 
 
-def test_a_held_judge_comes_first_with_the_decision_open_and_never_as_counted(look: Look) -> None:
-    page = look.get("judges").text
-    text = words_of(page)
+def test_a_held_judge_comes_first_with_the_decision_open_and_never_as_counted(pages: SamplePages) -> None:
+    page = pages.get("judges").text
+    text = page_text(page)
     assert text.index("Needs your decision") < text.index("Judging status")
-    card = words_of(page.split('id="held"')[1].split('id="standing"')[0])
-    assert re.search(rf"ben {look.content.held_sheet} \S held", card)
+    card = page_text(page.split('id="held"')[1].split('id="standing"')[0])
+    assert re.search(rf"ben {pages.content.held_sheet} \S held", card)
     assert "Reason for accepting" in card
     assert "<details" not in page.split('id="held"')[1].split('id="standing"')[0]
     rows = re.findall(r'<th scope="row"><bdi>(\w+)</bdi>.*?data-label="Scores">(.*?)</td>', page, re.DOTALL)
-    shown = [(name, words_of(scores)) for name, scores in rows]
+    shown = [(name, page_text(scores)) for name, scores in rows]
     assert shown[0][0] == "ben"
     assert shown[0][1].endswith("held")
     assert dict(shown)["anna"].endswith("count")
     assert shown[-1][1].endswith("provisional")
 
 
-def test_a_judges_trends_over_all_sheets_are_shown(look: Look) -> None:
-    text = words_of(look.get("judges").text)
+def test_a_judges_trends_over_all_sheets_are_shown(pages: SamplePages) -> None:
+    text = page_text(pages.get("judges").text)
     assert re.search(r"Over all sheets .*relevance, mean of 1 sheet [+−]\d\.\d\d sums [+±]\d", text)
     assert "error growth over a sheet" in text
 
 
-def test_agreement_is_given_in_numbers_and_words(look: Look) -> None:
-    text = words_of(look.get("judges").text)
+def test_agreement_is_given_in_numbers_and_words(pages: SamplePages) -> None:
+    text = page_text(pages.get("judges").text)
     assert "Krippendorff's alpha over the" in text
     assert re.search(r"relevance [−\d.]+ (good|fair|weak)", text)
 
 
-def test_every_judge_and_scale_has_a_chart_in_both_themes(look: Look) -> None:
-    page = look.get("judges").text
+def test_every_judge_and_scale_has_a_chart_in_both_themes(pages: SamplePages) -> None:
+    page = pages.get("judges").text
     light = [unescape(each) for each in re.findall(r'<img src="([^"]*drift\.svg[^"]*)"', page)]
     dark = [unescape(each) for each in re.findall(r'srcset="([^"]*drift\.svg[^"]*)"', page)]
     assert len(light) == len(dark) == 9
     assert all(f"{one}&theme=dark" == other for one, other in zip(light, dark, strict=True))
-    pictures = [look.served.get(url) for url in (light[0], dark[0])]
+    pictures = [pages.served.get(url) for url in (light[0], dark[0])]
     assert [each.headers["content-type"] for each in pictures] == ["image/svg+xml"] * 2
     assert pictures[0].content != pictures[1].content
     for each in pictures:
@@ -110,39 +110,39 @@ def test_every_judge_and_scale_has_a_chart_in_both_themes(look: Look) -> None:
     assert re.search(r'width="320" height="160"', page)
 
 
-def test_a_chart_of_an_unknown_judge_is_not_found(look: Look) -> None:
-    assert look.get("judges", "drift.svg", query="?judge=nobody&scale=tone").status_code == 404
-    assert look.get("judges", "drift.svg", query="?judge=anna&scale=odd").status_code == 404
-    assert look.get("judges", "drift.svg", query="?judge=anna&scale=tone&theme=odd").status_code == 422
-    assert look.get("judges", "drift.svg").status_code == 422
+def test_a_chart_of_an_unknown_judge_is_not_found(pages: SamplePages) -> None:
+    assert pages.get("judges", "drift.svg", query="?judge=nobody&scale=tone").status_code == 404
+    assert pages.get("judges", "drift.svg", query="?judge=anna&scale=odd").status_code == 404
+    assert pages.get("judges", "drift.svg", query="?judge=anna&scale=tone&theme=odd").status_code == 422
+    assert pages.get("judges", "drift.svg").status_code == 422
 
 
-def test_every_sheet_is_listed_with_its_state(look: Look) -> None:
-    text = words_of(look.get("judges").text)
-    assert re.search(rf"{look.content.held_sheet} ben \S held Decide", text)
-    assert re.search(rf"{look.content.open_sheet} ben ↗ exported 0 of \d+", text)
+def test_every_sheet_is_listed_with_its_state(pages: SamplePages) -> None:
+    text = page_text(pages.get("judges").text)
+    assert re.search(rf"{pages.content.held_sheet} ben \S held Decide", text)
+    assert re.search(rf"{pages.content.open_sheet} ben ↗ exported 0 of \d+", text)
 
 
-def test_without_answers_the_page_shows_how_to_collect(empty: Served) -> None:
+def test_without_answers_the_page_shows_how_to_collect(empty: ServedPanel) -> None:
     empty.store.ensure_experiment("tip-bench-new")
     page = empty.get("/experiments/tip-bench-new/judges", headers=HTML).text
     assert "No answers to judge yet" in page
     assert 'href="/run">Start a run' in page
 
 
-def test_without_judges_the_page_shows_the_next_step(served: Served) -> None:
-    text = words_of(judges(served))
+def test_without_judges_the_page_shows_the_next_step(served: ServedPanel) -> None:
+    text = page_text(get_judges_page(served))
     assert "No scores count yet." in text
     assert "No sheets yet." in text
 
 
-# sheets out
+# exporting sheets
 
 
-def test_an_exported_sheet_has_the_requested_format(served: Served) -> None:
-    response = send(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
+def test_an_exported_sheet_has_the_requested_format(served: ServedPanel) -> None:
+    response = post_form(served, "export", {"judge": "anna", "limit": "6", "overlap": "20", "format": "csv"})
     assert response.status_code == 303
-    page = judges(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
+    page = get_judges_page(served, response.headers["location"].removeprefix(JUDGES).partition("#")[0])
     link = re.search(r'class="button primary small" href="([^"]+)"[^>]*>Download CSV', page)
     assert link
     file = served.get(link[1])
@@ -151,19 +151,19 @@ def test_an_exported_sheet_has_the_requested_format(served: Served) -> None:
     assert '"row"' in file.text or "row," in file.text
 
 
-def test_a_download_has_the_bytes_of_the_api(served: Served) -> None:
+def test_a_download_has_the_bytes_of_the_api(served: ServedPanel) -> None:
     applied = driver_of(served).judged_by("anna", limit=6)
     for filled in (False, True):
         for form in ("json", "csv"):
-            mine = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
+            download = served.get(f"{JUDGES}/sheets/{applied.sheet}.{form}?filled={str(filled).lower()}")
             body = {"sheet": applied.sheet, "filled": filled, "format": form}
-            assert mine.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=body).content
-            assert mine.headers["content-disposition"].startswith("attachment")
+            assert download.content == served.post(f"{API}/judge/{EXPERIMENT}/sheets", json=body).content
+            assert download.headers["content-disposition"].startswith("attachment")
 
 
-def test_the_options_of_the_form_are_those_of_the_sheet(served: Served) -> None:
+def test_the_options_of_the_form_are_those_of_the_sheet(served: ServedPanel) -> None:
     driver_of(served).judged_by("anna", everything=True)
-    response = send(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
+    response = post_form(served, "export", {"judge": "ben", "limit": "21", "all": "true", "format": "json"})
     sheet = re.search(r"made=(\w+)", response.headers["location"])
     assert sheet
     judging = find_sheet(served.store, driver_of(served).experiment, sheet[1])
@@ -171,7 +171,7 @@ def test_the_options_of_the_form_are_those_of_the_sheet(served: Served) -> None:
     assert (judging.owner, sum(entry.kind == "cell" for entry in judging.entries)) == ("ben", 21)
 
 
-def test_an_invalid_field_is_reported_at_its_place(served: Served) -> None:
+def test_an_invalid_field_is_reported_at_its_place(served: ServedPanel) -> None:
     cases: list[tuple[dict[str, str], str, str]] = [
         ({"limit": "0"}, "limit", "greater than or equal to 1"),
         ({"limit": "many"}, "limit", "valid integer"),
@@ -182,7 +182,7 @@ def test_an_invalid_field_is_reported_at_its_place(served: Served) -> None:
         ({"format": "xml"}, "format", "json"),
     ]
     for fields, field, words in cases:
-        response = send(served, "export", {"judge": "anna", **fields})
+        response = post_form(served, "export", {"judge": "anna", **fields})
         assert response.status_code == 422
         error = re.search(rf'id="{field}-error">(.*?)</p>', response.text, re.DOTALL)
         assert error
@@ -191,20 +191,20 @@ def test_an_invalid_field_is_reported_at_its_place(served: Served) -> None:
         assert driver_of(served).everything().keys() == driver_of(served).cells().keys()
 
 
-def test_without_pending_cells_the_page_shows_it(served: Served) -> None:
+def test_without_pending_cells_the_page_shows_it(served: ServedPanel) -> None:
     driver_of(served).judged_by("anna", everything=True)
-    response = send(served, "export", {"judge": "anna"})
+    response = post_form(served, "export", {"judge": "anna"})
     assert response.status_code == 409
     assert "No sheet created" in response.text
     assert "all 48 answers are scored" in response.text
 
 
-def test_a_focus_without_a_tie_is_reported(served: Served) -> None:
-    response = send(served, "export", {"focus": "true"})
+def test_a_focus_without_a_tie_is_reported(served: ServedPanel) -> None:
+    response = post_form(served, "export", {"focus": "true"})
     assert (response.status_code, "focus needs judged cells" in response.text) == (409, True)
 
 
-def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
+def test_an_unknown_sheet_is_not_found(served: ServedPanel) -> None:
     assert served.get(f"{JUDGES}/sheets/nowhere.json", headers=HTML).status_code == 404
     assert served.get(f"{JUDGES}/sheets/nowhere.xml", headers=HTML).status_code in (404, 422)
 
@@ -212,28 +212,28 @@ def test_a_sheet_that_is_not_there_is_not_found(served: Served) -> None:
 # held sheets
 
 
-def test_a_held_sheet_counts_once_a_reason_is_given(served: Served) -> None:
+def test_a_held_sheet_counts_once_a_reason_is_given(served: ServedPanel) -> None:
     sheet = held_sheet(served)
-    response = send(served, "accept", {"sheet": sheet, "reason": "she was <b>right</b>"})
+    response = post_form(served, "accept", {"sheet": sheet, "reason": "she was <b>right</b>"})
     assert response.status_code == 303
-    page = judges(served, f"?accepted={sheet}")
+    page = get_judges_page(served, f"?accepted={sheet}")
     assert f"The scores of sheet {sheet} count now" in page
     assert "she was &lt;b&gt;right&lt;/b&gt;" in page
     assert all(run.state == "judged" for run in driver_of(served).cells().values())
 
 
-def test_a_held_sheet_is_not_accepted_without_a_reason(served: Served) -> None:
+def test_a_held_sheet_is_not_accepted_without_a_reason(served: ServedPanel) -> None:
     sheet = held_sheet(served)
     for reason in ("", "  ", "two\nlines"):
-        response = send(served, "accept", {"sheet": sheet, "reason": reason})
+        response = post_form(served, "accept", {"sheet": sheet, "reason": reason})
         assert response.status_code == 422
         assert "a reason on one line" in response.text
     assert all(run.state == "pending" for run in driver_of(served).cells().values())
 
 
-def test_only_a_held_sheet_is_accepted(served: Served) -> None:
+def test_only_a_held_sheet_is_accepted(served: ServedPanel) -> None:
     applied = driver_of(served).judged_by("anna", limit=6)
-    response = send(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
+    response = post_form(served, "accept", {"sheet": applied.sheet, "reason": "why not"})
     assert (response.status_code, "there is no drift to accept" in response.text) == (422, True)
 
 
@@ -241,44 +241,44 @@ def test_only_a_held_sheet_is_accepted(served: Served) -> None:
 
 
 def test_an_error_of_mlflow_while_starting_a_judge_is_shown_as_a_conflict(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise MlflowError("MLflow returned an error.", status=0)
 
     monkeypatch.setattr("tipbench.web.panel.judges.start_judge", fail)
-    page = send(served, "run", {"with": "rules"})
+    page = post_form(served, "run", {"with": "rules"})
     assert page.status_code == 409
     assert "MLflow returned an error." in page.text
 
 
-def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: Served) -> None:
-    again = re.search(r'name="again" value="([\w-]+)"', judges(served))
+def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: ServedPanel) -> None:
+    again = re.search(r'name="again" value="([\w-]+)"', get_judges_page(served))
     assert again
-    places = {
-        send(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
+    locations = {
+        post_form(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
         for _ in range(3)
     }  # fmt: skip
-    assert len(places) == 1
+    assert len(locations) == 1
     job = served.get(f"{API}/jobs").json()["items"]
     assert [(each["kind"], each["experiment"]) for each in job] == [("judge", EXPERIMENT)]
 
 
-def test_a_local_model_may_judge(served: Served) -> None:
-    response = send(served, "run", {"with": "ollama", "model": "alpha:135m"})
+def test_a_local_model_may_judge(served: ServedPanel) -> None:
+    response = post_form(served, "run", {"with": "ollama", "model": "alpha:135m"})
     assert (response.status_code, response.headers["location"].startswith("/jobs/")) == (303, True)
 
 
-def test_an_invalid_automatic_judge_is_reported_on_the_page(served: Served) -> None:
+def test_an_invalid_automatic_judge_is_reported_on_the_page(served: ServedPanel) -> None:
     cases: list[dict[str, str]] = [{"with": "command:sh"}, {"with": "command"}, {"with": "ollama", "model": ""}]
     for fields in cases:
-        response = send(served, "run", fields)
+        response = post_form(served, "run", fields)
         assert response.status_code in (403, 422)
         assert "Request failed" in response.text
         assert served.get(f"{API}/jobs").json()["items"] == []
 
 
-# numbers to words and pictures
+# words and charts for numbers
 
 
 def test_an_alpha_is_described_in_words() -> None:
@@ -307,7 +307,7 @@ def test_the_newest_points_are_drawn_and_unknown_ones_left_out() -> None:
     assert "bias +0.10 (−0.40 to +0.60)".replace("−", "-") in drift_sentence(points)
 
 
-def test_the_chart_changes_after_a_sheet_is_applied(served: Served) -> None:
+def test_the_chart_changes_after_a_sheet_is_applied(served: ServedPanel) -> None:
     driver = driver_of(served)
     driver.judged_by("anna", honest, limit=8)
     path = f"{JUDGES}/drift.svg?judge=anna&scale=tone"

@@ -14,7 +14,7 @@ from tipbench.compare.cells import CellFilter
 from tipbench.compare.html import CSP as REPORT_CSP
 from tipbench.compare.leaderboard import read_leaderboard
 from tipbench.compare.matrix import Pair
-from web.panels import API, EXPERIMENT, Served, answered, serving
+from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
 BOARD = f"{API}/leaderboard/{EXPERIMENT}"
 
@@ -22,57 +22,58 @@ BOARD = f"{API}/leaderboard/{EXPERIMENT}"
 @pytest.fixture
 def judged(home: Path) -> Any:
     """All cells judged by anna, some by ben too."""
-    store, found = answered()
+    store = answered_store()
+    found = store.ensure_experiment(EXPERIMENT)
     driver = SheetDriver(store, found)
     driver.judged_by("anna", everything=True)
     driver.judged_by("ben", seed=2)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         yield served
 
 
-def board_of(served: Served, cell_filter: CellFilter = CellFilter(), **options: Any) -> Any:  # noqa: B008 - frozen
+def board_of(served: ServedPanel, cell_filter: CellFilter = CellFilter(), **options: Any) -> Any:  # noqa: B008 - frozen
     experiment = served.store.experiment(EXPERIMENT)
     assert experiment is not None
     board, _ = read_leaderboard(served.store, experiment, cell_filter, **options)
     return board.to_json()
 
 
-def test_the_board_is_the_object_that_compare_prints(judged: Served) -> None:
+def test_the_board_is_the_object_that_compare_prints(judged: ServedPanel) -> None:
     assert judged.get(BOARD).json() == board_of(judged)
 
 
-def test_the_board_of_one_judge(judged: Served) -> None:
+def test_a_board_can_show_one_judges_scores(judged: ServedPanel) -> None:
     assert judged.get(f"{BOARD}?judge=ben").json() == board_of(judged, CellFilter(judge="ben"))
 
 
-def test_a_baseline_adds_the_differences_to_it(judged: Served) -> None:
+def test_a_baseline_adds_the_differences_to_it(judged: ServedPanel) -> None:
     pair = Pair("alpha:135m", "v1")
     got = judged.get(f"{BOARD}?baseline=alpha:135m/v1").json()
     assert got == board_of(judged, baseline=pair)
     assert any(row["diff_to_baseline"] for row in got["standings"])
 
 
-def test_models_or_prompts_can_be_ranked(judged: Served) -> None:
+def test_models_or_prompts_can_be_ranked(judged: ServedPanel) -> None:
     cases: list[Any] = ["model", "prompt"]
     for by in cases:
         assert judged.get(f"{BOARD}?by={by}").json() == board_of(judged, by=by)
 
 
-def test_among_models_a_models_name_alone_is_a_baseline(judged: Served) -> None:
+def test_among_models_a_models_name_alone_is_a_baseline(judged: ServedPanel) -> None:
     got = judged.get(f"{BOARD}?by=model&baseline=alpha:135m").json()
     assert got["baseline"] == {"model": "alpha:135m", "prompt_version": "*"}
 
 
-def test_rows_may_be_clustered_by_persona(judged: Served) -> None:
+def test_rows_may_be_clustered_by_persona(judged: ServedPanel) -> None:
     assert judged.get(f"{BOARD}?cluster=persona").json() == board_of(judged, cluster="persona")
 
 
-def test_a_filter_is_that_of_compare(judged: Served) -> None:
+def test_a_filter_works_as_in_compare(judged: ServedPanel) -> None:
     wanted = board_of(judged, CellFilter({"params.persona": "nurse", "params.model": "alpha:135m"}))
     assert judged.get(f"{BOARD}?where=params.persona=nurse&where=model=alpha:135m").json() == wanted
 
 
-def test_reading_a_board_writes_nothing(judged: Served) -> None:
+def test_reading_a_board_writes_nothing(judged: ServedPanel) -> None:
     experiment = judged.store.experiment(EXPERIMENT)
     assert experiment is not None
     before = len(list(judged.store.search(experiment.experiment_id, where={})))
@@ -82,7 +83,7 @@ def test_reading_a_board_writes_nothing(judged: Served) -> None:
     assert judged.store.experiment(EXPERIMENT) == experiment
 
 
-def test_an_impossible_board_is_refused_with_a_message(judged: Served) -> None:
+def test_an_impossible_board_is_refused_with_a_message(judged: ServedPanel) -> None:
     cases: list[tuple[str, int, str | None]] = [
         ("baseline=noslash", 422, "query.baseline"),
         ("baseline=no/pair", 400, None),
@@ -101,13 +102,13 @@ def test_an_impossible_board_is_refused_with_a_message(judged: Served) -> None:
         assert response.json()["error"]["path"] == place
 
 
-def test_an_experiment_without_cells_has_no_board_yet(empty: Served) -> None:
+def test_an_experiment_without_cells_has_no_board_yet(empty: ServedPanel) -> None:
     empty.store.ensure_experiment("tip-bench-new")
     assert empty.error(empty.get(f"{API}/leaderboard/tip-bench-new")) == (409, "not_enough_data")
     assert empty.error(empty.get(f"{API}/leaderboard/tip-bench-none")) == (404, "not_found")
 
 
-def test_the_table_is_downloaded_under_a_plain_name(judged: Served) -> None:
+def test_the_table_is_downloaded_under_a_plain_name(judged: ServedPanel) -> None:
     response = judged.get(f"{BOARD}/standings.csv?baseline=alpha:135m/v1")
     rows = list(csv.DictReader(io.StringIO(response.text)))
     assert [row["model"] for row in rows] == [row["model"] for row in board_of(judged)["standings"]]
@@ -115,7 +116,7 @@ def test_the_table_is_downloaded_under_a_plain_name(judged: Served) -> None:
     assert response.headers["content-disposition"] == f'attachment; filename="{EXPERIMENT}.csv"'
 
 
-def test_the_report_is_downloaded_and_never_a_page_of_ours(judged: Served) -> None:
+def test_the_report_is_downloaded_and_never_a_page_of_ours(judged: ServedPanel) -> None:
     response = judged.get(f"{BOARD}/report.html")
     assert response.status_code == 200
     assert response.text.startswith("<!doctype html>")
@@ -126,7 +127,7 @@ def test_the_report_is_downloaded_and_never_a_page_of_ours(judged: Served) -> No
     assert "frame-ancestors 'none'" in policy
 
 
-def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
+def test_a_report_is_drawn_once_for_a_revision(judged: ServedPanel) -> None:
     first = judged.get(f"{BOARD}/report.html").text
     misses = judged.panel.queries.large_cache.misses
     assert judged.get(f"{BOARD}/report.html").text == first
@@ -136,6 +137,6 @@ def test_a_report_is_drawn_once_for_a_revision(judged: Served) -> None:
 def test_a_file_name_is_safe_in_headers_and_file_systems() -> None:
     from tipbench.web.errors import attachment
 
-    made = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
-    assert made == 'attachment; filename="tip-bench-a-b-X-y.csv"'
+    header = attachment('tip-bench-a/b"\r\nX: y;é', "csv")["Content-Disposition"]
+    assert header == 'attachment; filename="tip-bench-a-b-X-y.csv"'
     assert attachment("...", "csv") == {"Content-Disposition": 'attachment; filename="tipbench.csv"'}

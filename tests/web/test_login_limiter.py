@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from tipbench.web.login_limiter import (
     FAILURE_BURST,
     FAILURES_PER_SECOND,
@@ -14,11 +15,10 @@ from tipbench.web.login_limiter import (
     LoginLimiter,
 )
 from tipbench.web.security import client_key
-from web.test_tokens import Clock
 
 
 def fail(attempts: LoginLimiter, clock: Clock, times: int, client: str = "a") -> list[float]:
-    """Failed tries of one client, each as soon as it is allowed; how long each had to wait for."""
+    """Fail as one client, each time as soon as it is allowed; return how long each attempt had to wait."""
     waits = []
     for _ in range(times):
         waited = attempts.count_failure(client)

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from support.judging import fill
-from web.batching import driver_of, kept
-from web.panels import API, EXPERIMENT, Served
+from web.judge_client import driver_of, stored_sheet
+from web.panels import API, EXPERIMENT, ServedPanel
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 NO_BODY = ("/logout", "/cancel", "/retry", "/undo", "/close", "/reopen")  # the path is enough
@@ -25,17 +25,17 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def schema_for(document: dict[str, Any], path: str, method: str, status: int) -> dict[str, Any]:
-    """The schema of a response, with the definitions it refers to."""
+    """Return the schema of a response, with the definitions it refers to."""
     content = document["paths"][path][method]["responses"][str(status)]["content"]
     return {**content["application/json"]["schema"], "components": document["components"]}
 
 
 @pytest.fixture
-def document(served: Served) -> Any:
+def document(served: ServedPanel) -> Any:
     return served.get(f"{API}/openapi.json").json()
 
 
-def test_the_document_is_whole_and_can_be_made_again(served: Served, document: dict[str, Any]) -> None:
+def test_the_document_is_whole_and_can_be_made_again(served: ServedPanel, document: dict[str, Any]) -> None:
     assert document == json.loads(json.dumps(served.app.openapi()))
     assert document["info"]["title"] == "tipbench"
 
@@ -89,7 +89,7 @@ def test_schemas_refer_to_nothing_that_is_missing(document: dict[str, Any]) -> N
     assert set(references(document)) <= known
 
 
-def test_real_responses_are_as_documented(served: Served, document: dict[str, Any]) -> None:
+def test_real_responses_are_as_documented(served: ServedPanel, document: dict[str, Any]) -> None:
     driver_of(served).judged_by("anna", everything=True)
     run_id = served.get(f"{API}/runs/{EXPERIMENT}?limit=1").json()["items"][0]["run_id"]
     job_id = served.post(f"{API}/run", json={"models": "baseline:template"}).json()["job"]["id"]
@@ -111,7 +111,7 @@ def test_real_responses_are_as_documented(served: Served, document: dict[str, An
         jsonschema.validate(response.json(), schema_for(document, path, "get", 200))
 
 
-def test_real_responses_to_changes_are_as_documented(served: Served, document: dict[str, Any]) -> None:
+def test_real_responses_to_changes_are_as_documented(served: ServedPanel, document: dict[str, Any]) -> None:
     template = {"models": "baseline:template"}
     plan = served.post(f"{API}/plan", json=template)
     jsonschema.validate(plan.json(), schema_for(document, f"{API}/plan", "post", 200))
@@ -121,7 +121,7 @@ def test_real_responses_to_changes_are_as_documented(served: Served, document: d
     jsonschema.validate(cancelled.json(), schema_for(document, f"{API}/jobs/{{job_id}}/cancel", "post", 200))
     sheet = served.post(f"{API}/judge/{EXPERIMENT}/sheets", json={"judge": "anna"})
     jsonschema.validate(sheet.json(), schema_for(document, f"{API}/judge/{{experiment}}/sheets", "post", 201))
-    filled = fill(kept(served, sheet.json()["sheet"]))
+    filled = fill(stored_sheet(served, sheet.json()["sheet"]))
     for query in ("?dry_run=true", ""):
         done = served.post(f"{API}/judge/{EXPERIMENT}/apply{query}", json=filled)
         jsonschema.validate(done.json(), schema_for(document, f"{API}/judge/{{experiment}}/apply", "post", 200))
@@ -129,6 +129,6 @@ def test_real_responses_to_changes_are_as_documented(served: Served, document: d
     jsonschema.validate(login.json(), schema_for(document, "/login", "post", 200))
 
 
-def test_the_document_itself_is_behind_authorisation(served: Served) -> None:
+def test_the_document_itself_is_behind_authorisation(served: ServedPanel) -> None:
     for path in (f"{API}/openapi.json", "/openapi.json", "/docs", "/redoc"):
         assert served.get(path, token=None).status_code in (401, 404)

@@ -20,7 +20,7 @@ from tipbench.errors import TipbenchError
 from tipbench.web import queries
 from tipbench.web.panel import pages
 from tipbench.web.panel.pages import JobsLink, environment, here, render_error
-from web.panels import EXPERIMENT, Served
+from web.panels import EXPERIMENT, ServedPanel
 
 PAGE = {"Accept": "text/html,*/*"}
 PACKAGES = ("tipbench.markup", "tipbench.compare", "tipbench.web.panel")
@@ -29,8 +29,8 @@ PATHS = ("/login", "/", "/settings", "/judge", f"/judge?experiment={EXPERIMENT}"
 HOSTILE = "<script>alert(1)</script>\"'&\u202e\u200b\x00\ud800"
 
 
-class Reader(HTMLParser):
-    """What a browser would find in a page."""
+class PageElements(HTMLParser):
+    """The elements of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Reader(HTMLParser):
         return [attributes for each, attributes in self.elements if each == tag]
 
 
-def look(served: Served, path: str, **options: Any) -> Any:
+def get_page(served: ServedPanel, path: str, **options: Any) -> Any:
     return served.get(path, headers=PAGE, **options)
 
 
@@ -118,10 +118,10 @@ def test_no_macro_lets_text_become_markup() -> None:
         page = environment().from_string(source).render(text=HOSTILE)
         assert "<script" not in page
         assert "alert(1)&lt;/script" in page or "alert%281%29" in page
-        assert all("onerror" not in attributes for _, attributes in Reader(page).elements)
+        assert all("onerror" not in attributes for _, attributes in PageElements(page).elements)
 
 
-# what is shown
+# filters for texts and numbers
 
 
 @given(st.text(max_size=40))
@@ -204,10 +204,10 @@ def test_here_changes_only_the_given_query_parameters() -> None:
 # pages
 
 
-def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: Served) -> None:
-    responses = [look(served, path, token=None if path == "/login" else "") for path in PATHS]
+def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: ServedPanel) -> None:
+    responses = [get_page(served, path, token=None if path == "/login" else "") for path in PATHS]
     for response in responses:
-        page = Reader(response.text)
+        page = PageElements(response.text)
         assert response.headers["content-type"] == "text/html; charset=utf-8"
         assert response.headers["cache-control"] == "no-store"
         assert page.all("html") == [{"lang": "en"}]
@@ -219,11 +219,11 @@ def test_every_page_has_a_language_a_title_landmarks_and_nothing_inline(served: 
         assert all(not {"style", "onclick", "onload"} & set(attributes) for _, attributes in page.elements)
 
 
-def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served) -> None:
+def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: ServedPanel) -> None:
     for path in PATHS[1:6]:
-        by_token = look(served, path)
+        by_token = get_page(served, path)
         served.log_in(served.admin)
-        by_cookie = look(served, path, token=None)
+        by_cookie = get_page(served, path, token=None)
         assert by_token.status_code == by_cookie.status_code
         title = re.compile("<title>.*</title>")
         assert title.findall(by_token.text) == title.findall(by_cookie.text)
@@ -231,17 +231,17 @@ def test_a_bearer_client_and_a_cookie_client_see_the_same_page(served: Served) -
         assert "Log out" not in by_token.text  # there is no session to end
 
 
-def test_ids_are_there_once_and_labels_lead_to_fields(served: Served) -> None:
+def test_ids_are_there_once_and_labels_lead_to_fields(served: ServedPanel) -> None:
     for path in PATHS:
-        page = Reader(look(served, path).text)
+        page = PageElements(get_page(served, path).text)
         ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
         assert len(ids) == len(set(ids)), path
         assert {label["for"] for label in page.all("label") if "for" in label} <= set(ids), path
 
 
-def test_the_page_links_to_its_json(served: Served) -> None:
+def test_the_page_links_to_its_json(served: ServedPanel) -> None:
     for path, json_url in (("/", "/api/bench/experiments"), ("/settings", "/api/bench/tokens")):
-        page = look(served, path).text
+        page = get_page(served, path).text
         assert f'href="{json_url}">JSON' in page
         assert served.get(json_url).status_code == 200
 
@@ -249,44 +249,44 @@ def test_the_page_links_to_its_json(served: Served) -> None:
 # logging in
 
 
-def test_the_login_page_explains_tokens(served: Served) -> None:
-    assert "tipbench token create" in look(served, "/login", token=None).text
+def test_the_login_page_explains_tokens(served: ServedPanel) -> None:
+    assert "tipbench token create" in get_page(served, "/login", token=None).text
 
 
-def test_a_judge_lands_on_the_judging_page(served: Served) -> None:
+def test_a_judge_lands_on_the_judging_page(served: ServedPanel) -> None:
     response = served.client.post("/login", data={"token": served.judge, "next": "/"}, follow_redirects=False)
     assert (response.status_code, response.headers["location"]) == (303, "/judge")
-    assert look(served, "/login", token=None).headers["location"] == "/judge"
+    assert get_page(served, "/login", token=None).headers["location"] == "/judge"
 
 
-def test_an_admin_lands_on_the_experiments(served: Served) -> None:
+def test_an_admin_lands_on_the_experiments(served: ServedPanel) -> None:
     response = served.client.post("/login", data={"token": served.admin}, follow_redirects=False)
     assert response.headers["location"] == "/"
 
 
-def test_the_log_out_button_ends_the_session(served: Served) -> None:
+def test_the_log_out_button_ends_the_session(served: ServedPanel) -> None:
     served.log_in(served.admin)
-    page = look(served, "/", token=None).text
+    page = get_page(served, "/", token=None).text
     found = re.search(r'action="/logout"><input type="hidden" name="csrf" value="([^"]+)"', page)
     assert found
     response = served.client.post("/logout", data={"csrf": found[1]}, follow_redirects=False)
     assert response.headers["location"] == "/login"
-    assert look(served, "/", token=None).headers["location"].startswith("/login")
+    assert get_page(served, "/", token=None).headers["location"].startswith("/login")
 
 
 # failures
 
 
-def test_a_missing_page_is_html_for_people_and_json_for_programs(served: Served) -> None:
-    page = look(served, "/nowhere")
+def test_a_missing_page_is_html_for_people_and_json_for_programs(served: ServedPanel) -> None:
+    page = get_page(served, "/nowhere")
     assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert "Not found: /nowhere." in page.text
     assert served.error(served.get("/nowhere")) == (404, "not_found")
 
 
-def test_a_judge_gets_an_error_page_with_a_link_back(served: Served) -> None:
+def test_a_judge_gets_an_error_page_with_a_link_back(served: ServedPanel) -> None:
     served.log_in(served.judge)
-    page = look(served, "/settings", token=None)
+    page = get_page(served, "/settings", token=None)
     assert page.status_code == 403
     assert "A judge&#39;s token may" in page.text or "A judge&#x27;s token may" in page.text
     assert 'href="/judge"' in page.text
@@ -294,39 +294,39 @@ def test_a_judge_gets_an_error_page_with_a_link_back(served: Served) -> None:
         assert hidden not in page.text
 
 
-def test_a_missing_page_keeps_the_header_of_the_user(served: Served) -> None:
+def test_a_missing_page_keeps_the_header_of_the_user(served: ServedPanel) -> None:
     served.log_in(served.admin)
-    page = look(served, "/nowhere", token=None).text
+    page = get_page(served, "/nowhere", token=None).text
     assert 'href="/settings"' in page
     assert "Log out" in page
 
 
-def test_the_requested_path_is_shown_as_text(served: Served) -> None:
-    page = look(served, "/%3Cscript%3Ealert(1)%3C/script%3E%E2%80%AE").text
+def test_the_requested_path_is_shown_as_text(served: ServedPanel) -> None:
+    page = get_page(served, "/%3Cscript%3Ealert(1)%3C/script%3E%E2%80%AE").text
     assert "<script>alert" not in page
     assert "\u202e" not in page
 
 
-def test_a_failure_names_its_request(served: Served) -> None:
-    page = look(served, "/nowhere")
+def test_a_failure_names_its_request(served: ServedPanel) -> None:
+    page = get_page(served, "/nowhere")
     assert page.headers["x-request-id"] in page.text
 
 
-def test_a_failing_jobs_link_does_not_break_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_header_chip_does_not_break_the_page(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_request: Request) -> JobsLink | None:
         raise TipbenchError("the list of jobs cannot be read")
 
     monkeypatch.setattr(pages, "jobs_link", failing)
-    assert look(served, "/settings").status_code == 200
+    assert get_page(served, "/settings").status_code == 200
 
 
-def test_the_jobs_link_is_for_admins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_chips_are_shown_to_admins_only(served: ServedPanel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "jobs_link", lambda _request: JobsLink("2 running", "/jobs", "running"))
-    assert "2 running" in look(served, "/").text
-    assert "2 running" not in look(served, "/judge", token=served.judge).text
+    assert "2 running" in get_page(served, "/").text
+    assert "2 running" not in get_page(served, "/judge", token=served.judge).text
 
 
-def test_a_form_that_fails_leads_back_to_its_page(served: Served) -> None:
+def test_a_form_that_fails_leads_back_to_its_page(served: ServedPanel) -> None:
     cases: list[tuple[str | None, str]] = [
         ("http://localhost/settings?a=1", "/settings?a=1"),
         ("http://evil.example/settings", "/"),

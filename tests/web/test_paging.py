@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import SortKey, decode_cursor, encode_cursor, page_of
 
-places = st.lists(
+sort_keys = st.lists(
     st.builds(SortKey, st.integers(-50, 50), st.from_regex(r"[a-f0-9]{2}", fullmatch=True)), unique=True, max_size=40
 ).map(sorted)
 
 
-def walked(items: list[SortKey], limit: int, added: list[SortKey] | None = None) -> list[SortKey]:
+def read_all_pages(items: list[SortKey], limit: int, added: list[SortKey] | None = None) -> list[SortKey]:
     """Return all pages in order; after the first, items are added in front."""
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     found = list(page)
@@ -29,18 +29,18 @@ def walked(items: list[SortKey], limit: int, added: list[SortKey] | None = None)
     raise AssertionError("the pages have no end")
 
 
-@given(places, st.integers(1, 20))
+@given(sort_keys, st.integers(1, 20))
 def test_the_pages_together_are_the_list(items: list[SortKey], limit: int) -> None:
-    assert walked(items, limit) == items
+    assert read_all_pages(items, limit) == items
 
 
-@given(places, st.integers(1, 20), st.integers(1, 10))
-def test_new_rows_neither_shift_nor_double_a_page(items: list[SortKey], limit: int, count: int) -> None:
+@given(sort_keys, st.integers(1, 20), st.integers(1, 10))
+def test_new_rows_neither_shift_nor_repeat_rows_of_a_page(items: list[SortKey], limit: int, count: int) -> None:
     newer = [SortKey(-1000 - number, "00") for number in range(count)]
-    assert walked(items, limit, newer) == items
+    assert read_all_pages(items, limit, newer) == items
 
 
-@given(places, st.integers(1, 20))
+@given(sort_keys, st.integers(1, 20))
 def test_no_page_is_longer_than_requested_and_only_the_first_may_be_empty(items: list[SortKey], limit: int) -> None:
     page, after = page_of(items, lambda each: each, limit=limit, after=None)
     assert len(page) == min(limit, len(items))

@@ -20,8 +20,9 @@ from tipbench.web.api.models import PairShape
 from tipbench.web.board_query import Outcome, RowResult, ScenarioComparison, pair_view
 from tipbench.web.panel.pair import outcome_text
 from tipbench.workflows.board import BoardQuery
-from web.board_pages import HTML, Page, board_path, driver_of, judged_panel, look, query_of
-from web.panels import API, EXPERIMENT, Served
+from web.board_pages import Page, board_path, get_page, judged_panel, query_of
+from web.judge_client import driver_of
+from web.panels import API, EXPERIMENT, HTML, ServedPanel
 
 PAIRS = f"{board_path()}/pairs"
 ROW = {"model": "beta:1b", "prompt": "v1"}
@@ -29,28 +30,28 @@ OTHER = "beta:1b/v2-mentor"
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Read by many tests, changed by none."""
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPanel]:
+    """A panel that tests only read."""
     with judged_panel(tmp_path_factory.mktemp("board") / "home") as served:
         yield served
 
 
-def view_of(served: Served, **query: str) -> dict[str, Any]:
+def view_of(served: ServedPanel, **query: str) -> dict[str, Any]:
     found: dict[str, Any] = served.get(f"{API}/leaderboard/{EXPERIMENT}/pairs?{urlencode({**ROW, **query})}").json()
     PairShape.model_validate(found)
     return found
 
 
-def page_of(served: Served, **query: str) -> Page:
-    return look(served, f"{PAIRS}?{urlencode({**ROW, **query})}")
+def page_of(served: ServedPanel, **query: str) -> Page:
+    return get_page(served, f"{PAIRS}?{urlencode({**ROW, **query})}")
 
 
-def leader_of(served: Served) -> dict[str, str]:
+def leader_of(served: ServedPanel) -> dict[str, str]:
     found = served.get(f"{API}/leaderboard/{EXPERIMENT}").json()["verdict"]["leader"]
     return {"model": found["model"], "prompt": found["prompt_version"]}
 
 
-def test_scenarios_are_ordered_by_difference_with_the_largest_loss_first(judged: Served) -> None:
+def test_scenarios_are_ordered_by_difference_with_the_largest_loss_first(judged: ServedPanel) -> None:
     found = view_of(judged)
     differences = [each["difference"] for each in found["scenarios"]]
     assert differences == sorted(differences)
@@ -58,20 +59,20 @@ def test_scenarios_are_ordered_by_difference_with_the_largest_loss_first(judged:
     assert found["wins"] + found["losses"] + found["even"] == 8
 
 
-def test_a_difference_is_that_of_the_composites_and_their_mean_that_of_the_board(judged: Served) -> None:
+def test_a_difference_is_that_of_the_composites_and_their_mean_that_of_the_board(judged: ServedPanel) -> None:
     found = view_of(judged)
     gaps = [each["own"]["composite"] - each["reference"]["composite"] for each in found["scenarios"]]
     assert gaps == [each["difference"] for each in found["scenarios"]]
     assert found["difference"]["mean"] == pytest.approx(sum(gaps) / len(gaps))
 
 
-def test_the_page_has_the_scenarios_of_the_json_in_its_order(judged: Served) -> None:
+def test_the_page_has_the_scenarios_of_the_json_in_its_order(judged: ServedPanel) -> None:
     names = [each["scenario"] for each in view_of(judged)["scenarios"]]
     shown = [text for text in page_of(judged).texts if text in names]
     assert shown == names
 
 
-def test_the_order_is_in_the_url(judged: Served) -> None:
+def test_the_order_is_in_the_url(judged: ServedPanel) -> None:
     cases: list[tuple[str, Any]] = [("wins", lambda each: -each["difference"]), ("name", lambda each: each["scenario"])]
     for order, key in cases:
         found = view_of(judged)["scenarios"]
@@ -99,20 +100,20 @@ def test_every_answer_is_that_of_its_run(home: Path, query: dict[str, str]) -> N
         assert len(seen) == 2 * 4 * 2 * (3 if "model" in query.get("by", "") else 2 if "by" in query else 1)
 
 
-def test_every_answer_leads_to_the_page_of_its_run(judged: Served) -> None:
+def test_every_answer_leads_to_the_page_of_its_run(judged: ServedPanel) -> None:
     found, page = view_of(judged), page_of(judged)
     for meeting in found["scenarios"]:
         for answer in (*meeting["own"]["answers"], *meeting["reference"]["answers"]):
             assert page.links(f"{board_path()}/runs/{answer['run_id']}")
 
 
-def test_a_row_is_compared_with_the_leader(judged: Served) -> None:
+def test_a_row_is_compared_with_the_leader(judged: ServedPanel) -> None:
     reference = view_of(judged)["reference"]
     leader = leader_of(judged)
     assert reference == {"model": leader["model"], "prompt_version": leader["prompt"], "role": "leader"}
 
 
-def test_the_leader_is_compared_with_the_second_row(judged: Served) -> None:
+def test_the_leader_is_compared_with_the_second_row(judged: ServedPanel) -> None:
     board = judged.get(f"{API}/leaderboard/{EXPERIMENT}").json()["standings"]
     found = view_of(judged, **leader_of(judged))
     assert found["reference"]["role"] == "runner-up"
@@ -120,7 +121,7 @@ def test_the_leader_is_compared_with_the_second_row(judged: Served) -> None:
     assert found["difference"]["mean"] == -board[1]["diff_to_leader"]["mean"] >= 0
 
 
-def test_a_chosen_baseline_replaces_the_leader(judged: Served) -> None:
+def test_a_chosen_baseline_replaces_the_leader(judged: ServedPanel) -> None:
     found = view_of(judged, baseline=OTHER)
     assert found["reference"] == {"model": "beta:1b", "prompt_version": "v2-mentor", "role": "baseline"}
     page = page_of(judged, baseline=OTHER)
@@ -128,11 +129,11 @@ def test_a_chosen_baseline_replaces_the_leader(judged: Served) -> None:
     assert [each["value"] for each in page.all("option") if "selected" in each] == [OTHER]
 
 
-def test_the_baseline_itself_is_compared_with_the_leader(judged: Served) -> None:
+def test_the_baseline_itself_is_compared_with_the_leader(judged: ServedPanel) -> None:
     assert view_of(judged, baseline="beta:1b/v1")["reference"]["role"] == "leader"
 
 
-def test_links_keep_the_board_query(judged: Served) -> None:
+def test_links_keep_the_board_query(judged: ServedPanel) -> None:
     page = page_of(judged, judge="anna", where="params.persona=nurse", order="wins")
     expected = {("judge", "anna"), ("where", "params.persona=nurse")}
     for link in [*page.links(PAIRS), *page.links(board_path())]:
@@ -142,7 +143,7 @@ def test_links_keep_the_board_query(judged: Served) -> None:
     assert {*expected, ("model", "beta:1b"), ("prompt", "v1"), ("order", "wins")} <= carried
 
 
-def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: Served) -> None:
+def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: ServedPanel) -> None:
     page = page_of(judged, by="model", prompt="*")
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         assert f"beta:1b/{prompt}" in page.texts
@@ -160,7 +161,7 @@ def test_a_board_by_model_shows_the_answers_of_all_prompts(judged: Served) -> No
     ],
 )
 def test_a_difference_shown_as_zero_is_a_tie_in_label_and_counts(
-    difference: float | None, outcome: Outcome | None, label: str, judged: Served
+    difference: float | None, outcome: Outcome | None, label: str, judged: ServedPanel
 ) -> None:
     side = RowResult(12.0, ())
     comparison = ScenarioComparison("nurse@evening", None, side, side, difference)
@@ -203,13 +204,13 @@ def test_many_scenarios_come_page_by_page(home: Path) -> None:
     with judged_panel(home, suite="tips-32", models=("beta:1b",)) as served:
         first = page_of(served)
         (link,) = [each["href"] for each in first.all("a", rel="next")]
-        second = look(served, link)
+        second = get_page(served, link)
         assert (len(first.all("details")), len(second.all("details"))) == (20, 12)
         assert not second.all("a", rel="next")
         assert "This page of the list is empty" in page_of(served, page="9").text
 
 
-def test_unjudged_answers_are_shown_without_numbers(served: Served) -> None:
+def test_unjudged_answers_are_shown_without_numbers(served: ServedPanel) -> None:
     page = page_of(served)
     assert "not judged" in page.text
     assert len(page.all("details")) == 8
@@ -229,18 +230,18 @@ def test_model_output_is_shown_as_text(home: Path) -> None:
         assert "<script>alert(1)</script>" in page.texts
 
 
-def test_a_row_that_is_not_on_the_board_is_not_found(judged: Served) -> None:
+def test_a_row_that_is_not_on_the_board_is_not_found(judged: ServedPanel) -> None:
     for path in (f"{PAIRS}?model=no&prompt=v1", f"{API}/leaderboard/{EXPERIMENT}/pairs?model=no&prompt=v1"):
         assert judged.error(judged.get(path)) == (404, "not_found")
 
 
-def test_without_a_row_the_page_opens_the_leaders_row(judged: Served) -> None:
+def test_without_a_row_the_page_opens_the_leaders_row(judged: ServedPanel) -> None:
     leader = judged.get(f"{API}/leaderboard/{EXPERIMENT}").json()["verdict"]["leader"]
     there = judged.get(PAIRS, headers=HTML).headers["location"]
     assert query_of(there) == [("model", leader["model"]), ("prompt", leader["prompt_version"])]
 
 
-def test_an_unknown_page_or_order_is_invalid(judged: Served) -> None:
+def test_an_unknown_page_or_order_is_invalid(judged: ServedPanel) -> None:
     for query in ["model=a&prompt=b&page=0", "model=a&prompt=b&order=x"]:
         response = judged.get(f"{PAIRS}?{query}", headers={})
         assert response.status_code == 422

@@ -12,23 +12,23 @@ from typer.testing import CliRunner
 
 from tipbench.cli.main import app
 from tipbench.plan.collect_config import CollectConfig
-from web.panels import API, EXPERIMENT, Served, answered, serving
+from web.panels import API, EXPERIMENT, ServedPanel, answered_store, serve_panel
 
 SMALL = {"models": "baseline:template", "prompts": "v1", "n_scenarios": 2, "n_tips": 3}
 
 
-def schema_of(served: Served) -> Any:
+def schema_of(served: ServedPanel) -> Any:
     return served.get(f"{API}/config").json()
 
 
-def test_the_schema_has_every_key_of_collect(served: Served) -> None:
+def test_the_schema_has_every_key_of_collect(served: ServedPanel) -> None:
     schema = schema_of(served)
     assert set(schema["properties"]) == set(CollectConfig.model_fields)
     assert schema["additionalProperties"] is False
     assert all(value["description"] for value in schema["properties"].values())
 
 
-def test_the_schemas_defaults_are_a_configuration_that_is_accepted(served: Served) -> None:
+def test_the_schemas_defaults_are_a_configuration_that_is_accepted(served: ServedPanel) -> None:
     schema = schema_of(served)
     defaults = {key: value["default"] for key, value in schema["properties"].items()}
     jsonschema.validate(defaults, schema)
@@ -37,7 +37,7 @@ def test_the_schemas_defaults_are_a_configuration_that_is_accepted(served: Serve
 
 def test_the_schema_shows_what_applies_on_this_server(home: Path) -> None:
     environment = {"TIPBENCH_N_TIPS": "3", "OLLAMA_HOST": "gpu-box", "TIPBENCH_PANEL_URLS": "http://other:11434"}
-    with serving(home, environment=environment) as served:
+    with serve_panel(home, environment=environment) as served:
         properties = schema_of(served)["properties"]
     assert properties["n_tips"]["default"] == 3
     assert properties["ollama_url"]["default"] == "http://gpu-box:11434"
@@ -46,21 +46,21 @@ def test_the_schema_shows_what_applies_on_this_server(home: Path) -> None:
 
 def test_credentials_are_not_in_the_schema(home: Path) -> None:
     environment = {"MLFLOW_TRACKING_URI": "http://me:hidden@mlflow:5000"}
-    with serving(home, environment=environment) as served:
+    with serve_panel(home, environment=environment) as served:
         text = served.get(f"{API}/config").text
         assert served.panel.permissions.config({}).mlflow_url == "http://me:hidden@mlflow:5000"
     assert "hidden" not in text
     assert "http://mlflow:5000" in text
 
 
-def test_a_plan_counts_cells_and_generates_nothing(served: Served) -> None:
+def test_a_plan_counts_cells_and_generates_nothing(served: ServedPanel) -> None:
     body = served.post(f"{API}/plan", json=SMALL).json()
     assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 0, 2)
     assert body["refused"] == []
     assert served.store.experiment("tip-bench-auto") is None
 
 
-def test_a_plan_is_the_object_that_the_command_prints(served: Served) -> None:
+def test_a_plan_is_the_object_that_the_command_prints(served: ServedPanel) -> None:
     options = ("--models", "baseline:template", "--prompts", "v1", "--n-scenarios", "2", "--n-tips", "3")
     printed = CliRunner().invoke(app, ["plan", "--json", *options, "--mlflow-url", "http://127.0.0.1:9"])
     body = served.post(f"{API}/plan", json=SMALL).json()
@@ -69,13 +69,12 @@ def test_a_plan_is_the_object_that_the_command_prints(served: Served) -> None:
 
 
 def test_an_empty_body_is_the_plan_of_the_defaults(home: Path) -> None:
-    store, _ = answered()
     environment = {"TIPBENCH_MODELS": "baseline:template", "TIPBENCH_PROMPTS": "v1"}
-    with serving(home, store, environment) as served:
+    with serve_panel(home, answered_store(), environment) as served:
         assert served.post(f"{API}/plan").json()["cells"] == 8
 
 
-def test_what_is_recorded_is_not_planned_again(served: Served) -> None:
+def test_what_is_recorded_is_not_planned_again(served: ServedPanel) -> None:
     from support.collecting import Collecting
 
     done = Collecting(served.home, "http://127.0.0.1:9", store=served.store)  # type: ignore[arg-type]
@@ -84,7 +83,7 @@ def test_what_is_recorded_is_not_planned_again(served: Served) -> None:
     assert (body["cells"], body["recorded"], body["to_generate"]) == (2, 2, 0)
 
 
-def test_a_plan_works_without_mlflow(served: Served) -> None:
+def test_a_plan_works_without_mlflow(served: ServedPanel) -> None:
     served.store.away = True  # type: ignore[attr-defined]
     body = served.post(f"{API}/plan", json=SMALL).json()
     assert body["cells"] == 2
@@ -92,11 +91,11 @@ def test_a_plan_works_without_mlflow(served: Served) -> None:
 
 
 def test_an_unreachable_ollama_is_reported(home: Path) -> None:
-    with serving(home, environment={"OLLAMA_HOST": "127.0.0.1:9"}) as served:
+    with serve_panel(home, environment={"OLLAMA_HOST": "127.0.0.1:9"}) as served:
         assert served.error(served.post(f"{API}/plan", json={"models": "a:1b"})) == (503, "ollama_away")
 
 
-def test_an_invalid_configuration_is_reported_with_its_key(served: Served) -> None:
+def test_an_invalid_configuration_is_reported_with_its_key(served: ServedPanel) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"n_tips": 0}, "body.n_tips"),
         ({"n_tips": "many"}, "body.n_tips"),
@@ -112,12 +111,12 @@ def test_an_invalid_configuration_is_reported_with_its_key(served: Served) -> No
         assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
-def test_an_unknown_prompt_is_rejected(served: Served) -> None:
+def test_an_unknown_prompt_is_rejected(served: ServedPanel) -> None:
     for prompt in ["v9", "../v1"]:
         assert served.error(served.post(f"{API}/plan", json={**SMALL, "prompts": prompt}))[0] == 400
 
 
-# what a configuration may name
+# allowed servers and folders
 
 URLS = {
     "OLLAMA_HOST": "gpu-box:11434",
@@ -128,12 +127,12 @@ URLS = {
 
 
 @pytest.fixture
-def strict(home: Path) -> Any:
-    with serving(home, environment=URLS) as served:
+def restricted_panel(home: Path) -> Any:
+    with serve_panel(home, environment=URLS) as served:
         yield served
 
 
-def test_an_allowed_server_is_used_as_configured(strict: Served) -> None:
+def test_an_allowed_server_is_used_as_configured(restricted_panel: ServedPanel) -> None:
     cases: list[tuple[str, Any, str]] = [
         ("ollama_url", "http://gpu-box:11434", "http://gpu-box:11434"),
         ("ollama_url", "HTTP://GPU-BOX:11434/", "http://gpu-box:11434"),
@@ -144,11 +143,11 @@ def test_an_allowed_server_is_used_as_configured(strict: Served) -> None:
         ("mlflow_url", None, "http://me:hidden@mlflow:5000/base"),
     ]
     for key, url, used in cases:
-        assert getattr(strict.panel.permissions.config({key: url}), key) == used
+        assert getattr(restricted_panel.panel.permissions.config({key: url}), key) == used
 
 
 def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home: Path) -> None:
-    with serving(home, environment={}) as served:
+    with serve_panel(home, environment={}) as served:
         for url in ("http://localhost:5000", "http://127.0.0.1:5000/mlflow/"):
             assert served.post(f"{API}/plan", json={**SMALL, "mlflow_url": url}).status_code == 200
         listed = served.get(f"{API}/config").json()["properties"]["mlflow_url"]["enum"]
@@ -157,12 +156,12 @@ def test_without_a_configured_mlflow_those_that_the_panel_finds_are_allowed(home
         assert served.error(other) == (403, "not_allowed")
 
 
-def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(strict: Served) -> None:
+def test_a_server_listed_for_ollama_is_not_allowed_for_mlflow_and_the_reverse(restricted_panel: ServedPanel) -> None:
     for key, url in (("mlflow_url", "http://10.0.0.7:11434"), ("ollama_url", "https://other.example/mlflow")):
-        assert strict.error(strict.post(f"{API}/plan", json={**SMALL, key: url}))[0] == 403
+        assert restricted_panel.error(restricted_panel.post(f"{API}/plan", json={**SMALL, key: url}))[0] == 403
 
 
-def test_a_server_that_is_not_allowed_is_never_called(strict: Served) -> None:
+def test_a_server_that_is_not_allowed_is_never_called(restricted_panel: ServedPanel) -> None:
     for key in ["ollama_url", "mlflow_url"]:
         for url in [
             "http://169.254.169.254/latest/meta-data",
@@ -175,13 +174,13 @@ def test_a_server_that_is_not_allowed_is_never_called(strict: Served) -> None:
             "http://evil.example/?http://gpu-box:11434",
             "http://evil.example#http://gpu-box:11434",
         ]:
-            response = strict.post(f"{API}/plan", json={**SMALL, key: url})
-            assert strict.error(response) == (403, "not_allowed")
+            response = restricted_panel.post(f"{API}/plan", json={**SMALL, key: url})
+            assert restricted_panel.error(response) == (403, "not_allowed")
             assert response.json()["error"]["path"] == f"body.{key}"
             assert "hidden" not in response.text
 
 
-def test_a_suite_outside_the_allowed_folders_is_rejected(served: Served) -> None:
+def test_a_suite_outside_the_allowed_folders_is_rejected(served: ServedPanel) -> None:
     for suite in ["/etc", "../suites/tips", "~/suites", "tips/../../x", "\0", "x" * 5000]:
         assert served.error(served.post(f"{API}/plan", json={**SMALL, "suite": suite})) == (403, "not_allowed")
 
@@ -191,17 +190,17 @@ def test_a_suite_in_an_allowed_folder_is_accepted(home: Path, tmp_path: Path) ->
 
     import tipbench
 
-    there = tmp_path / "suites" / "mine"
-    shutil.copytree(Path(tipbench.__file__).parent / "suites" / "tips", there)
-    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
-        assert served.post(f"{API}/plan", json={**SMALL, "suite": str(there)}).status_code == 200
-        outside = {**SMALL, "suite": str(there / ".." / ".." / "elsewhere")}
+    folder = tmp_path / "suites" / "mine"
+    shutil.copytree(Path(tipbench.__file__).parent / "suites" / "tips", folder)
+    with serve_panel(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
+        assert served.post(f"{API}/plan", json={**SMALL, "suite": str(folder)}).status_code == 200
+        outside = {**SMALL, "suite": str(folder / ".." / ".." / "elsewhere")}
         assert served.error(served.post(f"{API}/plan", json=outside)) == (403, "not_allowed")
 
 
 def test_a_symlink_out_of_an_allowed_folder_is_rejected(home: Path, tmp_path: Path) -> None:
     (tmp_path / "suites").mkdir()
     (tmp_path / "suites" / "link").symlink_to("/etc")
-    with serving(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
+    with serve_panel(home, environment={"TIPBENCH_PANEL_SUITES": str(tmp_path / "suites")}) as served:
         body = {**SMALL, "suite": str(tmp_path / "suites" / "link")}
         assert served.error(served.post(f"{API}/plan", json=body)) == (403, "not_allowed")

@@ -12,7 +12,7 @@ from tipbench.serve.event_log import open_database
 from tipbench.serve.recommender import Recommender
 from tipbench.serve.service import PolicyService
 from tipbench.serve.switches import Switches
-from web.panels import API, Served
+from web.panels import API, ServedPanel
 
 URL = f"{API}/policies"
 
@@ -31,7 +31,7 @@ def learn(home: Path, rewards: int = 6) -> None:
     service.close()
 
 
-def test_without_a_store_the_page_shows_how_to_start_the_server(served: Served) -> None:
+def test_without_a_store_the_page_shows_how_to_start_the_server(served: ServedPanel) -> None:
     assert served.get(URL).json() == {"active": None, "policies": [], "shadows": [], "user": None}
     page = served.get("/policies")
     assert "No policy server has run yet" in page.text
@@ -39,7 +39,7 @@ def test_without_a_store_the_page_shows_how_to_start_the_server(served: Served) 
     assert not (served.home / "serve").exists()
 
 
-def test_page_and_api_show_rewards_weights_and_shadows(served: Served) -> None:
+def test_page_and_api_show_rewards_weights_and_shadows(served: ServedPanel) -> None:
     learn(served.home)
     report = served.get(URL).json()
     assert report["active"] == "egreedy/v1"
@@ -57,7 +57,7 @@ def test_page_and_api_show_rewards_weights_and_shadows(served: Served) -> None:
         assert text in page, text
 
 
-def test_one_users_state_is_shown_by_id_and_another_user_has_none(served: Served) -> None:
+def test_one_users_state_is_shown_by_id_and_another_user_has_none(served: ServedPanel) -> None:
     learn(served.home)
     (v1,) = [each for each in served.get(f"{URL}?user_id=u1").json()["user"] if each["n"]]
     assert (v1["name"], v1["n"], len(v1["weights"])) == ("egreedy/v1", 6, 7)
@@ -66,7 +66,7 @@ def test_one_users_state_is_shown_by_id_and_another_user_has_none(served: Served
 
 
 @pytest.mark.parametrize("user", ["../x", "a b", "x" * 129])
-def test_an_invalid_user_id_is_refused(served: Served, user: str) -> None:
+def test_an_invalid_user_id_is_refused(served: ServedPanel, user: str) -> None:
     learn(served.home, 1)
     response = served.get(URL, params={"user_id": user})
     assert served.error(response) == (422, "invalid")
@@ -74,7 +74,7 @@ def test_an_invalid_user_id_is_refused(served: Served, user: str) -> None:
     assert served.get("/policies", params={"user_id": user}).status_code == 422
 
 
-def test_a_switch_on_the_page_is_stored_for_the_server(served: Served) -> None:
+def test_a_switch_on_the_page_is_stored_for_the_server(served: ServedPanel) -> None:
     learn(served.home, 1)
     assert served.post("/policies/shadows/egreedy-v2-shadow", data={"enabled": "false"}).status_code == 303
     assert served.post("/policies/shadows/linucb-shadow", data={"enabled": "true"}).status_code == 303
@@ -88,7 +88,7 @@ def test_a_switch_on_the_page_is_stored_for_the_server(served: Served) -> None:
     assert served.error(served.post("/policies/shadows/x", data={"enabled": "true"})) == (404, "not_found")
 
 
-def test_every_interval_has_its_numbers_as_text(served: Served) -> None:
+def test_every_interval_has_its_numbers_as_text(served: ServedPanel) -> None:
     learn(served.home)
     page = served.get("/policies?user_id=u1").text
     pictures = re.findall(r"<svg class=\"interval\"[^>]*>", page)

@@ -12,14 +12,14 @@ from tipbench.record.reader import run_json
 from tipbench.record.run import NewRun, RunKind
 from tipbench.record.store import Experiment, MemoryStore
 from tipbench.web.queries import CACHED_EXPERIMENTS, COUNTS, SNAPSHOTS
-from web.batching import driver_of
-from web.panels import API, EXPERIMENT, Served, serving
+from web.judge_client import driver_of
+from web.panels import API, EXPERIMENT, ServedPanel, serve_panel
 
 RUNS = f"{API}/runs/{EXPERIMENT}"
 
 
-def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
-    """Every item, page by page."""
+def all_pages(served: ServedPanel, path: str, limit: int) -> list[dict[str, Any]]:
+    """Read every item, page by page."""
     items: list[dict[str, Any]] = []
     following = ""
     for _ in range(100):
@@ -31,7 +31,7 @@ def all_pages(served: Served, path: str, limit: int) -> list[dict[str, Any]]:
     raise AssertionError("the list has no end")
 
 
-def test_experiments_are_listed_with_their_cells_by_state(served: Served) -> None:
+def test_experiments_are_listed_with_their_cells_by_state(served: ServedPanel) -> None:
     body = served.get(f"{API}/experiments").json()
     counts = {"cells": 48, "pending": 48, "judged": 0, "failed": 0, "provisional": 0, "held": 0}
     (row,) = body["items"]
@@ -40,30 +40,30 @@ def test_experiments_are_listed_with_their_cells_by_state(served: Served) -> Non
     assert (row["leader"], row["url"], len(row["models"])) == (None, None, 2)
 
 
-def test_experiments_with_other_names_are_not_listed(served: Served) -> None:
+def test_experiments_with_other_names_are_not_listed(served: ServedPanel) -> None:
     served.store.ensure_experiment("somebody-elses")
     assert len(served.get(f"{API}/experiments").json()["items"]) == 1
     assert served.error(served.get(f"{API}/runs/somebody-elses")) == (422, "invalid")
 
 
-def test_without_recorded_runs_the_list_is_empty(empty: Served) -> None:
+def test_without_recorded_runs_the_list_is_empty(empty: ServedPanel) -> None:
     assert empty.get(f"{API}/experiments").json() == {"items": [], "next": None}
 
 
 def test_without_any_mlflow_the_list_is_empty_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tipbench.record.mlflow.MlflowHttp.is_mlflow", lambda _http: False)
-    with serving(home, find_mlflow=True) as served:
+    with serve_panel(home, find_mlflow=True) as served:
         assert served.get(f"{API}/experiments").json() == {"items": [], "next": None}
         assert served.get("/readyz", token=None).json() == {"status": "ready", "mlflow": "none yet"}
         assert served.error(served.get(f"{API}/leaderboard/{EXPERIMENT}")) == (409, "not_enough_data")
 
 
-def test_runs_come_page_by_page_each_once(served: Served) -> None:
+def test_runs_come_page_by_page_each_once(served: ServedPanel) -> None:
     items = all_pages(served, RUNS, 7)
     assert len(items) == len({item["run_id"] for item in items}) == 48
 
 
-def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> None:
+def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: ServedPanel) -> None:
     expected = {run.run_id: run_json(run) for run in driver_of(served).cells().values()}
     for item in served.get(f"{RUNS}?limit=500").json()["items"]:
         wanted = expected[item["run_id"]]
@@ -71,7 +71,7 @@ def test_a_run_in_a_list_is_as_the_command_line_prints_it(served: Served) -> Non
         assert not any(tag.startswith("artifact:") for tag in item["tags"])
 
 
-def test_runs_are_filtered(served: Served) -> None:
+def test_runs_are_filtered(served: ServedPanel) -> None:
     for query, count in [
         ("model=alpha:135m", 24),
         ("model=alpha:135m&prompt=v1", 8),
@@ -86,7 +86,7 @@ def test_runs_are_filtered(served: Served) -> None:
         assert (len(body["items"]), body["total"], body["next"]) == (count, count, None)
 
 
-def test_an_invalid_query_is_refused_with_its_place(served: Served) -> None:
+def test_an_invalid_query_is_refused_with_its_place(served: ServedPanel) -> None:
     for query, place in [
         ("limit=0", "query.limit"),
         ("limit=501", "query.limit"),
@@ -101,7 +101,7 @@ def test_an_invalid_query_is_refused_with_its_place(served: Served) -> None:
         assert (response.status_code, response.json()["error"]["path"]) == (422, place)
 
 
-def test_a_superseded_run_is_shown_only_on_request(served: Served) -> None:
+def test_a_superseded_run_is_shown_only_on_request(served: ServedPanel) -> None:
     experiment = driver_of(served).experiment
     old = NewRun(
         RunKind.CELL, "r1", "old", 1, 2, ok=False, cell_key="k", tags={"state": "failed", "superseded": "true"}
@@ -112,7 +112,7 @@ def test_a_superseded_run_is_shown_only_on_request(served: Served) -> None:
     assert served.get(f"{RUNS}?superseded=true").json()["total"] == 49
 
 
-def test_one_run_has_all_its_texts(served: Served) -> None:
+def test_one_run_has_all_its_texts(served: ServedPanel) -> None:
     run_id = served.get(f"{RUNS}?limit=1").json()["items"][0]["run_id"]
     body = served.get(f"{RUNS}/{run_id}").json()
     run, texts = served.store.get(run_id)
@@ -122,18 +122,18 @@ def test_one_run_has_all_its_texts(served: Served) -> None:
     assert body["params"] == dict(run.params)
 
 
-def test_a_run_of_another_experiment_is_not_found_here(served: Served) -> None:
+def test_a_run_of_another_experiment_is_not_found_here(served: ServedPanel) -> None:
     other = served.store.ensure_experiment("tip-bench-other")
     run_id = served.store.record(other.experiment_id, NewRun(RunKind.CELL, "r", "n", 1, 2))
     assert served.error(served.get(f"{RUNS}/{run_id}")) == (404, "not_found")
     assert served.get(f"{API}/runs/tip-bench-other/{run_id}").status_code == 200
 
 
-def test_a_run_that_is_not_there_is_not_found(served: Served) -> None:
+def test_an_unknown_run_is_not_found(served: ServedPanel) -> None:
     assert served.error(served.get(f"{RUNS}/{'0' * 32}")) == (404, "not_found")
 
 
-def test_model_output_is_returned_unchanged(served: Served) -> None:
+def test_model_output_is_returned_unchanged(served: ServedPanel) -> None:
     experiment = driver_of(served).experiment
     text = "half a character \ud800, \x00, <script>, \u202e and 😀"
     run = NewRun(RunKind.CELL, "odd", "odd", 1, 2, tags={"state": "pending"}, texts={"artifact:raw.txt": text})
@@ -150,14 +150,14 @@ def test_an_experiments_name_may_have_slashes_spaces_and_special_characters(home
     found = store.ensure_experiment(name)
     run_id = store.record(found.experiment_id, NewRun(RunKind.CELL, "r", "n", 1, 2, tags={"state": "pending"}))
     quoted = "tip-bench-a%2Fb%20c%3Fd%26e%23%C3%BC"
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         assert served.get(f"{API}/runs/{quoted}").json()["items"][0]["run_id"] == run_id
         assert served.get(f"{API}/runs/{quoted}/{run_id}").json()["run_id"] == run_id
         assert served.get(f"{API}/experiments").json()["items"][0]["experiment"] == name
 
 
 class CountingStore(MemoryStore):
-    """Counts the reads that cost something."""
+    """Counts the reads of runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,27 +173,27 @@ class CountingStore(MemoryStore):
 
 
 @pytest.fixture
-def counted(home: Path) -> Any:
+def counting_panel(home: Path) -> Any:
     store = CountingStore()
     found: Experiment = record_cells(store)
     store.mark_changed(found.experiment_id)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         yield served, store
 
 
 PAGES = (f"{API}/experiments", RUNS, f"{RUNS}?model=alpha:135m", f"{API}/leaderboard/{EXPERIMENT}")
 
 
-def test_a_page_that_nothing_has_changed_is_not_read_again(counted: tuple[Served, CountingStore]) -> None:
-    served, store = counted
+def test_a_page_that_nothing_has_changed_is_not_read_again(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     first = [served.get(path).json() for path in PAGES]
     store.kinds.clear()
     assert [served.get(path).json() for path in PAGES] == first
     assert store.reads == 0
 
 
-def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[Served, CountingStore]) -> None:
-    served, store = counted
+def test_filters_and_boards_share_one_read_of_the_cells(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     served.get(RUNS)
     store.kinds.clear()
     for query in ("model=alpha:135m", "state=pending", "prompt=v1", "where=suite=x"):
@@ -204,8 +204,8 @@ def test_filters_and_boards_share_one_read_of_the_cells(counted: tuple[Served, C
     assert store.reads <= 4  # duels and the rubric's text, not the cells
 
 
-def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[Served, CountingStore]) -> None:
-    served, store = counted
+def test_a_board_page_reads_cells_sheets_and_decisions_once(counting_panel: tuple[ServedPanel, CountingStore]) -> None:
+    served, store = counting_panel
     driver_of(served).judged_by("anna", everything=True)
     store.kinds.clear()
     page = served.get(f"/experiments/{EXPERIMENT}", headers={"Accept": "text/html"})
@@ -213,7 +213,7 @@ def test_a_board_page_reads_cells_sheets_and_decisions_once(counted: tuple[Serve
     assert sorted(map(str, store.kinds)) == ["cell", "decision", "judging"]
 
 
-def test_what_another_process_writes_shows_at_once(served: Served) -> None:
+def test_changes_by_another_process_show_at_once(served: ServedPanel) -> None:
     driver = driver_of(served)
     assert [served.get(path).status_code for path in PAGES] == [200] * 4
     driver.judged_by("anna", everything=True)  # as `judge apply` on the command line does, past the panel
@@ -224,7 +224,7 @@ def test_what_another_process_writes_shows_at_once(served: Served) -> None:
     assert served.get(f"{API}/judges/{EXPERIMENT}").json()["judged"] == 48
 
 
-def test_memory_is_bounded_for_any_number_of_queries(served: Served) -> None:
+def test_memory_is_bounded_for_any_number_of_queries(served: ServedPanel) -> None:
     queries = served.panel.queries
     for number in range(300):
         served.get(f"{API}/leaderboard/{EXPERIMENT}?where=params.suite=tips&where=n{number}=x")
@@ -238,7 +238,7 @@ def test_the_list_of_experiments_evicts_no_snapshot_that_it_loads(home: Path) ->
     names = [f"tip-bench-{number}" for number in range(CACHED_EXPERIMENTS)]
     for name in names:
         SheetDriver(store, record_cells(store, experiment=name)).judged_by("anna", everything=True)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         rows = served.get(f"{API}/experiments").json()["items"]
         store.kinds.clear()
         for name in names:
@@ -252,7 +252,7 @@ def test_more_experiments_than_a_cache_usually_holds_are_counted_once(home: Path
     store = CountingStore()
     for number in range(COUNTS + 5):
         store.mark_changed(store.ensure_experiment(f"tip-bench-{number:03}").experiment_id)
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         first = served.get(f"{API}/experiments").json()
         store.kinds.clear()
         assert served.get(f"{API}/experiments").json() == first
@@ -263,7 +263,7 @@ def test_experiments_come_in_pages_and_by_name(home: Path) -> None:
     store = MemoryStore()
     for name in ("b2", "a1", "c", "B1", "a2"):
         store.ensure_experiment(f"tip-bench-{name}")
-    with serving(home, store) as served:
+    with serve_panel(home, store) as served:
         names = [each["experiment"].removeprefix("tip-bench-") for each in all_pages(served, f"{API}/experiments", 2)]
         found = served.get(f"{API}/experiments?q=%20BENCH-b").json()["items"]
         wrong = served.get(f"{API}/experiments?next=x")

@@ -5,59 +5,29 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from typer.testing import CliRunner
 
 from support.judging import SheetDriver, fill, record_cells
-from support.panel_site import make_app
+from support.panel_site import make_app, serve_app
 from tipbench.cli.main import app as commands
 from tipbench.record.mlflow import MlflowStore
 from tipbench.settings import load_settings
 from tipbench.web.auth import Role
-from tipbench.web.options import PanelOptions
 from tipbench.web.security import HEADERS
-from tipbench.web.server import listen, server_url
 from web.panels import API
 
-START_S = 120.0
 
-
-def invoke(*arguments: str) -> tuple[int, str]:
+def run_command(*arguments: str) -> tuple[int, str]:
     """Run a command; return its exit code and output."""
     result = CliRunner().invoke(commands, list(arguments), catch_exceptions=False)
     return result.exit_code, result.stdout
-
-
-@contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """Serve the application on a free port; yields its address."""
-    options = PanelOptions(port=0)
-    sock = listen(options.host, options.port)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-    thread.start()
-    try:
-        deadline = time.monotonic() + START_S
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert server.started
-        yield server_url(sock, options.host).rstrip("/")
-    finally:
-        server.should_exit = True
-        thread.join(START_S)
-        sock.close()
 
 
 @pytest.fixture
@@ -71,7 +41,7 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
         experiment = record_cells(store, experiment=name, models=("alpha:135m",), n_scenarios=3)
         store.mark_changed(experiment.experiment_id)
         driver = SheetDriver(store, experiment)
-        with running(app) as url:
+        with serve_app(app) as url:
             headers = {"Authorization": f"Bearer {secret}"}
             with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=120) as client:
                 yield client, driver, mlflow_url
@@ -80,14 +50,14 @@ def bench(home: Path, mlflow_url: str) -> Iterator[tuple[httpx.Client, SheetDriv
 def test_the_board_is_the_one_that_compare_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, driver, url = bench
     driver.judged_by("anna", everything=True)
-    code, printed = invoke("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
+    code, printed = run_command("compare", driver.experiment.name, "--format", "json", "--mlflow-url", url)
     assert code == 0
     assert client.get(f"{API}/leaderboard/{driver.experiment.name}").json() == json.loads(printed)
 
 
 def test_a_list_of_runs_is_the_one_that_runs_list_prints(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, driver, url = bench
-    _, printed = invoke("runs", "list", "--experiment", driver.experiment.name, "--json", "--mlflow-url", url)
+    _, printed = run_command("runs", "list", "--experiment", driver.experiment.name, "--json", "--mlflow-url", url)
     items = client.get(f"{API}/runs/{driver.experiment.name}?limit=500").json()["items"]
     keys = ("run_id", "state", "params", "metrics", "tags")
     listed = sorted(json.loads(printed), key=lambda run: run["run_id"])
@@ -103,7 +73,7 @@ def test_a_sheet_applied_on_the_command_line_shows_at_once(
     assert client.get(f"{API}/leaderboard/{name}").json() == before
     sheet = tmp_path / "anna.json"
     sheet.write_text(json.dumps(fill(driver.export("anna", everything=True).stored)))
-    assert invoke("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
+    assert run_command("judge", "apply", str(sheet), "--mlflow-url", url)[0] == 0
     after = client.get(f"{API}/leaderboard/{name}").json()
     assert (before["judges"], after["judges"]) == ([], ["anna"])
     rows = {row["experiment"]: row for row in client.get(f"{API}/experiments").json()["items"]}
@@ -164,7 +134,7 @@ def test_a_request_without_exactly_one_allowed_host_is_refused(
     assert raw_request(str(client.base_url).rstrip("/"), *lines).startswith(b"HTTP/1.1 400")
 
 
-def test_the_headers_are_on_what_leaves_the_socket(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
+def test_real_responses_have_the_security_headers(bench: tuple[httpx.Client, SheetDriver, str]) -> None:
     client, _, _ = bench
     for path in ("/healthz", "/nothing", "/metrics", "/login"):
         response = client.get(path)
@@ -189,7 +159,7 @@ def test_an_endless_body_is_cut_off(bench: tuple[httpx.Client, SheetDriver, str]
             connection.send(b"186a0\r\n" + b" " * 100_000 + b"\r\n")
             sent += 100_000
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it hung up on us, as it should
+        pass  # the panel closed the connection, as it should
     finally:
         connection.close()
     assert sent < 200 * 100_000

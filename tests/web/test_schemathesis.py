@@ -30,7 +30,7 @@ from tipbench.record import events
 from tipbench.record.store import MemoryStore
 from tipbench.web import login_limiter
 from tipbench.web.auth import Role
-from web.hook_receiver import SECRET, receiving
+from web.hook_receiver import SECRET, run_hook_receiver
 
 CHECKS = (
     "not_a_server_error",
@@ -45,31 +45,31 @@ CHECKS = (
 LIMIT_S = 240  # of one run, on a busy machine; alone it takes half a minute
 pytestmark = pytest.mark.process
 
-REVOKE = "/api/bench/tokens/{token_id}"  # would end the very token it comes with
+REVOKE = "/api/bench/tokens/{token_id}"  # would revoke the token of the request
 SCALES = ("relevance", "actionability", "tone")
-REAL = 0.8  # share of the values that name something there is
+REAL_SHARE = 0.8  # share of the values that name existing objects
 
 
 @pytest.fixture
-def furnished(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
+def sample_site(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Site, SampleExperiment]]:
     """A panel with an object of every kind, and without a rate limit for invalid tokens."""
     monkeypatch.setattr(login_limiter, "FREE_FAILURES", 10**9)
     monkeypatch.setattr(login_limiter, "FAILURE_BURST", 10**9)
     store = MemoryStore()
     content = record_sample(store)
-    with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, receiving() as receiver:
+    with ScriptedOllama(models=["a:1b", "b:1b"]) as ollama, run_hook_receiver() as receiver:
         urls = {"OLLAMA_HOST": ollama.url, "TIPBENCH_HOOK_URL": receiver.url, "TIPBENCH_HOOK_SECRET": SECRET}
         with panel_site(
-            home, store, urls, ScriptedRunner(ends=_ending, emitted=_events, printed="one line\n" * 50)
+            home, store, urls, ScriptedRunner(ends=_job_status, emitted=_events, printed="one line\n" * 50)
         ) as site:
             for number in range(4):
-                order = collect_request(make_config({"models": "baseline:template", "experiment": content.name}))
-                site.panel.jobs.submit(order, idempotency_key=f"job-{number}")
+                request = collect_request(make_config({"models": "baseline:template", "experiment": content.name}))
+                site.panel.jobs.submit(request, idempotency_key=f"job-{number}")
             yield site, content
 
 
-def _ending(job: Job) -> JobStatus:
-    """Jobs that run, fail or succeed."""
+def _job_status(job: Job) -> JobStatus:
+    """Let jobs run, fail or succeed."""
     ends = {
         "0": JobStatus(JobState.RUNNING),
         "1": JobStatus(JobState.FAILED, 1, "It had to."),
@@ -88,43 +88,43 @@ def _events(job: Job) -> Sequence[events.Event]:
 
 
 @dataclass(frozen=True)
-class Batches:
-    """Batches that wait for something, over HTTP as a judge makes them."""
+class BatchMaker:
+    """Opens batches over HTTP as a judge does."""
 
     site: Site
     experiment: str
 
-    def ask(self, method: str, token: str, path: str = "", **options: Any) -> Any:
+    def request(self, method: str, token: str, path: str = "", **options: Any) -> Any:
         url = f"{self.site.url}/api/bench/judge/{self.experiment}/batches{path}"
         headers = {"Authorization": f"Bearer {token}"}
         response = httpx.request(method, url, headers=headers, trust_env=False, timeout=30, **options)
         assert response.is_success, response.text
         return response.json()
 
-    def opened(self, token: str) -> tuple[str, list[dict[str, Any]]]:
-        """A batch of this token's owner, with its items."""
-        sheet = self.ask("POST", token, json={})["batch"]["sheet"]
-        return sheet, self.ask("GET", token, f"/{sheet}")["items"]
+    def open_batch(self, token: str) -> tuple[str, list[dict[str, Any]]]:
+        """Open a batch of this token's owner; return its sheet and items."""
+        sheet = self.request("POST", token, json={})["batch"]["sheet"]
+        return sheet, self.request("GET", token, f"/{sheet}")["items"]
 
-    def held(self) -> str:
-        """A held batch of a judge who gives a 5 for everything."""
+    def make_held_batch(self) -> str:
+        """Close a batch in which everything has a 5, so that it is held; return its sheet."""
         _, token = self.site.panel.authenticator.tokens.create(Role.JUDGE, "careless", life_s=None)
-        sheet, items = self.opened(token)
+        sheet, items = self.open_batch(token)
         for item in items:
             tips = [{"scores": dict.fromkeys(SCALES, 5)} for _ in item["tips"]]
             body = {"version": 0, "state": "submitted", "tips": tips}
-            self.ask("PUT", token, f"/{sheet}/items/{item['item']}", json=body)
-        closed = self.ask("POST", token, f"/{sheet}/close")
+            self.request("PUT", token, f"/{sheet}/items/{item['item']}", json=body)
+        closed = self.request("POST", token, f"/{sheet}/close")
         assert closed["batch"]["status"] == "held", closed
         return sheet
 
 
-def names(site: Site, content: SampleExperiment, token: str | None) -> dict[str, Sequence[str | int]]:
-    """Existing names by parameter, among them batches of the token's owner."""
+def path_values(site: Site, content: SampleExperiment, token: str | None) -> dict[str, Sequence[str | int]]:
+    """Return existing values by path parameter, among them batches of the token's owner."""
     pair = content.pairs[0]
-    batches = Batches(site, content.name)
-    held = batches.held()
-    sheet, items = batches.opened(token or site.judge)
+    batches = BatchMaker(site, content.name)
+    held = batches.make_held_batch()
+    sheet, items = batches.open_batch(token or site.judge)
     return {
         "path.experiment": [content.name],
         "path.sheet": [sheet, sheet, held],
@@ -147,11 +147,11 @@ def names(site: Site, content: SampleExperiment, token: str | None) -> dict[str,
     }
 
 
-def configured(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
-    """Schemathesis' own settings: most values name something there is, the others are anything."""
-    lines = ["max-stream-events = 1", "[parameters]"]  # a stream goes on as long as its job
+def write_config(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
+    """Write Schemathesis' settings: most values name existing objects, the others are arbitrary."""
+    lines = ["max-stream-events = 1", "[parameters]"]  # a stream lasts as long as its job
     lines += [
-        f"{json.dumps(place)} = {{ dictionary = {json.dumps(place.replace('.', '-'))}, probability = {REAL} }}"
+        f"{json.dumps(place)} = {{ dictionary = {json.dumps(place.replace('.', '-'))}, probability = {REAL_SHARE} }}"
         for place in values
     ]
     for place, known in values.items():
@@ -161,32 +161,32 @@ def configured(folder: Path, values: Mapping[str, Sequence[str | int]]) -> Path:
     return path
 
 
-def run(site: Site, content: SampleExperiment, folder: Path, token: str | None, *options: str) -> None:
+def run_schemathesis(site: Site, content: SampleExperiment, folder: Path, token: str | None, *options: str) -> None:
     """Run Schemathesis; fails with its output."""
     folder.mkdir()
     document = folder / "openapi.json"
     document.write_text(json.dumps(site.app.openapi()), "utf-8")
-    settings = configured(folder, names(site, content, token))
-    words = [
+    settings = write_config(folder, path_values(site, content, token))
+    command = [
         *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", str(document)),
         *("--url", site.url, "--checks", ",".join(CHECKS), "--exclude-path", REVOKE, "--generation-deterministic"),
         *("--continue-on-failure", "--request-timeout", "30", "--warnings", "off", *options),
         *(("--header", f"Authorization: Bearer {token}") if token else ()),
     ]
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-    done = subprocess.run(  # noqa: PLW1510 - how it ended is what we look at
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    done = subprocess.run(  # noqa: PLW1510 - the exit code is checked below
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-4_000:]
     assert site.panel.authenticator.tokens.find(site.admin) is not None, "it has locked itself out"
 
 
-def test_an_admin_gets_only_documented_answers(furnished: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
-    site, content = furnished
-    run(site, content, tmp_path / "schemathesis", site.admin, "--max-examples", "3")
+def test_an_admin_gets_only_documented_answers(sample_site: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
+    site, content = sample_site
+    run_schemathesis(site, content, tmp_path / "schemathesis", site.admin, "--max-examples", "3")
 
 
-def test_a_judge_gets_only_documented_answers(furnished: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
-    site, content = furnished
+def test_a_judge_gets_only_documented_answers(sample_site: tuple[Site, SampleExperiment], tmp_path: Path) -> None:
+    site, content = sample_site
     phases = ("--phases", "examples,fuzzing", "--max-examples", "2")
-    run(site, content, tmp_path / "schemathesis", site.judge, *phases)
+    run_schemathesis(site, content, tmp_path / "schemathesis", site.judge, *phases)

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from tipbench.errors import CorruptText
 from tipbench.web.auth import ADMINS_ONLY, JUDGES_TOO
 from tipbench.web.security import CSP, HEADERS, MAX_BODY_BYTES
-from web.panels import API, EXPERIMENT, Served, TestClient, answered, serving
+from web.panels import API, EXPERIMENT, ServedPanel, TestClient, answered_store, serve_panel
 
 SECRET = "what nobody outside may read"
 broken = APIRouter(dependencies=[ADMINS_ONLY])
@@ -27,7 +27,7 @@ def fail() -> None:
 
 
 @broken.get("/half")
-def half() -> StreamingResponse:
+def break_midway() -> StreamingResponse:
     def chunks() -> Iterator[bytes]:
         yield b"so far"
         raise RuntimeError(SECRET)
@@ -41,14 +41,13 @@ def corrupt() -> None:
 
 
 @pytest.fixture
-def panel(home: Path) -> Iterator[Served]:
+def panel(home: Path) -> Iterator[ServedPanel]:
     """With routes that fail, on a client that sees what a browser sees."""
-    store, _ = answered()
-    with serving(home, store, routers=(broken, shared), raise_server_exceptions=False) as served:
+    with serve_panel(home, answered_store(), routers=(broken, shared), raise_server_exceptions=False) as served:
         yield served
 
 
-def every_kind_of_response(panel: Served) -> dict[int, Any]:
+def every_kind_of_response(panel: ServedPanel) -> dict[int, Any]:
     json_ = {"Content-Type": "application/json"}
     return {
         response.status_code: response
@@ -60,7 +59,7 @@ def every_kind_of_response(panel: Served) -> dict[int, Any]:
             panel.get("/metrics", token=None),
             panel.get("/metrics", token=panel.judge),
             panel.get("/nothing/here", token=None),
-            panel.ask("DELETE", "/healthz", token=None),
+            panel.request("DELETE", "/healthz", token=None),
             panel.get(f"{API}/leaderboard/{EXPERIMENT}?judge=nobody"),
             panel.post(f"{API}/plan", content=b"x" * (MAX_BODY_BYTES + 1), headers=json_),
             panel.get(f"{API}/runs/{EXPERIMENT}?limit=0"),
@@ -70,7 +69,7 @@ def every_kind_of_response(panel: Served) -> dict[int, Any]:
     }
 
 
-def test_every_response_has_the_security_headers(panel: Served) -> None:
+def test_every_response_has_the_security_headers(panel: ServedPanel) -> None:
     responses = every_kind_of_response(panel)
     assert set(responses) == {200, 201, 303, 400, 401, 403, 404, 405, 409, 413, 422, 500, 502}
     for status, response in responses.items():
@@ -93,7 +92,7 @@ def test_the_referrer_policy_leaves_our_own_forms_their_origin() -> None:
     assert HEADERS["Referrer-Policy"] == "same-origin"
 
 
-def test_an_unknown_host_is_rejected_first(panel: Served) -> None:
+def test_an_unknown_host_is_rejected_first(panel: ServedPanel) -> None:
     for host in ["evil.example", "localhost.evil.example", "10.1.2.3", "evil.example:5180"]:
         for path in ["/healthz", "/login", f"{API}/experiments", "/nothing"]:
             response = panel.get(path, headers={"Host": host})
@@ -102,18 +101,18 @@ def test_an_unknown_host_is_rejected_first(panel: Served) -> None:
 
 
 def test_a_configured_host_is_accepted(home: Path) -> None:
-    with serving(home, environment={"TIPBENCH_PANEL_HOSTS": "tips.example.org, 10.0.0.7"}) as served:
+    with serve_panel(home, environment={"TIPBENCH_PANEL_HOSTS": "tips.example.org, 10.0.0.7"}) as served:
         assert served.get("/healthz", token=None, headers={"Host": "tips.example.org:443"}).status_code == 200
         assert served.get("/healthz", token=None, headers={"Host": "10.0.0.8"}).status_code == 400
 
 
-def test_a_body_with_a_too_large_content_length_is_not_read(panel: Served) -> None:
+def test_a_body_with_a_too_large_content_length_is_not_read(panel: ServedPanel) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(10**12)}
     response = panel.post(f"{API}/plan", content=b"{}", headers=headers)
     assert panel.error(response) == (413, "too_large")
 
 
-def test_a_body_without_content_length_is_limited_while_read(panel: Served) -> None:
+def test_a_body_without_content_length_is_limited_while_read(panel: ServedPanel) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 100_000
@@ -122,20 +121,20 @@ def test_a_body_without_content_length_is_limited_while_read(panel: Served) -> N
     assert panel.error(response) == (413, "too_large")
 
 
-def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: Served) -> None:
+def test_a_filled_sheet_may_be_larger_than_other_bodies(panel: ServedPanel) -> None:
     body = b'{"format": "' + b"x" * (2 * MAX_BODY_BYTES) + b'"}'
     headers = {"Content-Type": "application/json"}
     response = panel.post(f"{API}/judge/{EXPERIMENT}/apply", content=body, headers=headers)
     assert panel.error(response) == (422, "sheet_refused")
 
 
-def test_an_invalid_content_length_is_rejected(panel: Served) -> None:
+def test_an_invalid_content_length_is_rejected(panel: ServedPanel) -> None:
     for length in ["-1", "x", "1e3", ""]:
         response = panel.post(f"{API}/plan", content=b"{}", headers={"Content-Length": length})
         assert response.status_code == 413
 
 
-def test_an_internal_error_contains_only_the_request_id(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_contains_only_the_request_id(panel: ServedPanel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "tipbench.web"):
         response = panel.get("/broken")
     assert panel.error(response) == (500, "internal")
@@ -146,16 +145,16 @@ def test_an_internal_error_contains_only_the_request_id(panel: Served, caplog: p
     assert SECRET in caplog.text
 
 
-def test_a_response_that_fails_midway_closes_the_connection(panel: Served) -> None:
+def test_a_response_that_fails_midway_closes_the_connection(panel: ServedPanel) -> None:
     with TestClient(panel.app, base_url="http://localhost") as strict, pytest.raises(RuntimeError):
         strict.get("/half", headers={"Authorization": f"Bearer {panel.admin}"})
 
 
-def test_an_error_shows_an_admin_the_reason(panel: Served) -> None:
+def test_an_error_shows_an_admin_the_reason(panel: ServedPanel) -> None:
     assert "qwen2.5" in panel.get("/corrupt").json()["error"]["message"]
 
 
-def test_an_error_shows_a_judge_nothing_that_unblinds(panel: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_shows_a_judge_nothing_that_unblinds(panel: ServedPanel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tipbench.web"):
         response = panel.get("/corrupt", token=panel.judge)
     assert panel.error(response) == (502, "corrupt_text")
@@ -165,7 +164,7 @@ def test_an_error_shows_a_judge_nothing_that_unblinds(panel: Served, caplog: pyt
     assert "qwen2.5" in caplog.text
 
 
-def test_a_safe_request_id_of_the_client_is_used(panel: Served) -> None:
+def test_a_safe_request_id_of_the_client_is_used(panel: ServedPanel) -> None:
     kept = panel.get("/healthz", headers={"X-Request-ID": "abc-123_XYZ"}).headers["x-request-id"]
     other = panel.get("/healthz", headers={"X-Request-ID": "a b\tc" + "d" * 80}).headers["x-request-id"]
     assert kept == "abc-123_XYZ"
@@ -173,20 +172,20 @@ def test_a_safe_request_id_of_the_client_is_used(panel: Served) -> None:
     assert len(other) == 16
 
 
-def test_websockets_are_rejected(panel: Served) -> None:
+def test_websockets_are_rejected(panel: ServedPanel) -> None:
     from starlette.websockets import WebSocketDisconnect
 
     with pytest.raises(WebSocketDisconnect), panel.client.websocket_connect("/anything"):
         pass
 
 
-def test_responses_have_no_server_header(panel: Served) -> None:
+def test_responses_have_no_server_header(panel: ServedPanel) -> None:
     headers = " ".join(f"{name}: {value}" for name, value in panel.get("/healthz").headers.items()).lower()
     assert "uvicorn" not in headers
     assert "starlette" not in headers
 
 
-def test_only_responses_of_get_requests_are_compressed(served: Served) -> None:
+def test_only_responses_of_get_requests_are_compressed(served: ServedPanel) -> None:
     accepting = {"Accept-Encoding": "gzip", "Accept": "text/html"}
     page = served.get("/settings", headers=accepting)
     assert page.headers["content-encoding"] == "gzip"

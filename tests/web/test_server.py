@@ -35,7 +35,7 @@ HALF_BODY = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nh
 UNREAD = b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def patient(total: int, per_address: int) -> ConnectionLimits:
+def untimed_limits(total: int, per_address: int) -> ConnectionLimits:
     """Return limits without time limits that matter in a test."""
     return ConnectionLimits(total, per_address, headers_s=600.0, body_s=600.0, stalled_s=600.0)
 
@@ -54,19 +54,19 @@ async def small_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.contextmanager
-def serving(app: ASGIApp, limits: ConnectionLimits) -> Iterator[tuple[str, int]]:
+def serve(app: ASGIApp, limits: ConnectionLimits) -> Iterator[tuple[str, int]]:
     """Serve an application in a thread; yields its host and port."""
     sock = listen("127.0.0.1", 0)
-    made = make_server(app, limits)
-    thread = threading.Thread(target=made.run, kwargs={"sockets": [sock]}, daemon=True)
+    running = make_server(app, limits)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:
         deadline = time.monotonic() + DEADLINE_S
-        while not made.started and time.monotonic() < deadline:
+        while not running.started and time.monotonic() < deadline:
             time.sleep(0.02)
         yield "127.0.0.1", sock.getsockname()[1]
     finally:
-        made.should_exit = True
+        running.should_exit = True
         thread.join(DEADLINE_S)
         sock.close()
 
@@ -88,14 +88,14 @@ def all_received(sock: socket.socket) -> bytes:
 )
 def test_a_request_that_is_not_finished_in_time_gets_408_and_is_closed(half: bytes) -> None:
     limits = ConnectionLimits(total=16, per_address=16, headers_s=0.2, body_s=0.2, check_s=0.05)
-    with serving(small_app, limits) as place, socket.create_connection(place) as client:
+    with serve(small_app, limits) as address, socket.create_connection(address) as client:
         client.sendall(half)
         assert all_received(client).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_client_that_does_not_read_its_response_is_closed() -> None:
     limits = ConnectionLimits(total=16, per_address=16, stalled_s=0.2, check_s=0.05)
-    with serving(small_app, limits) as place, socket.create_connection(place) as client:
+    with serve(small_app, limits) as address, socket.create_connection(address) as client:
         client.sendall(UNREAD)
         deadline = time.monotonic() + DEADLINE_S
         closed = False
@@ -108,26 +108,26 @@ def test_a_client_that_does_not_read_its_response_is_closed() -> None:
         assert closed
 
 
-@pytest.mark.parametrize("limits", [patient(8, 100), patient(100, 8)], ids=["in total", "per address"])
+@pytest.mark.parametrize("limits", [untimed_limits(8, 100), untimed_limits(100, 8)], ids=["in total", "per address"])
 @pytest.mark.parametrize("request_", [HALF_REQUEST, HALF_BODY], ids=["headers", "body"])
 def test_clients_over_the_cap_that_keep_the_server_waiting_do_not_lock_out_others(
     request_: bytes, limits: ConnectionLimits
 ) -> None:
-    with serving(small_app, limits) as place, contextlib.ExitStack() as stack:
+    with serve(small_app, limits) as address, contextlib.ExitStack() as stack:
         clients = []
         for _ in range(40):
-            client = stack.enter_context(socket.create_connection(place))
+            client = stack.enter_context(socket.create_connection(address))
             clients.append(client)
             with contextlib.suppress(OSError):  # closed already
                 client.sendall(request_)
-        assert httpx.get(f"http://{place[0]}:{place[1]}/", timeout=DEADLINE_S, trust_env=False).text == "x"
+        assert httpx.get(f"http://{address[0]}:{address[1]}/", timeout=DEADLINE_S, trust_env=False).text == "x"
         assert all(not all_received(client) for client in clients[: 40 - 8])
 
 
 def test_connections_of_a_configured_proxy_are_not_counted_per_address() -> None:
-    limits = replace(patient(100, 2), proxies=("127.0.0.0/8",))
-    with serving(small_app, limits) as place, contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(place)) for _ in range(6)]
+    limits = replace(untimed_limits(100, 2), proxies=("127.0.0.0/8",))
+    with serve(small_app, limits) as address, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(6)]
         for client in clients:
             client.sendall(HALF_REQUEST + b"no\r\nConnection: close\r\n\r\n")
         assert all(b" 200 " in all_received(client) for client in clients)
@@ -140,7 +140,7 @@ def test_an_oversized_body_gets_its_413_and_not_a_reset(home: Path) -> None:
     whole = head + b"Content-Length: %d\r\n\r\n" % size + b"x" * size
     chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
     for request in (whole, chunked):
-        with serving(app, ConnectionLimits(16, 16)) as place, socket.create_connection(place, DEADLINE_S) as client:
+        with serve(app, ConnectionLimits(16, 16)) as address, socket.create_connection(address, DEADLINE_S) as client:
             client.sendall(request)  # all of it before anything is read, as simple clients do
             assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
 

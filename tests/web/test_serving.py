@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from support.policy_site import DEADLINE_S, TIPS, PolicySite, ServerChooser, policy_site
+from support.polling import eventually
 from support.simulated_requests import drive
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
@@ -26,7 +27,6 @@ from tipbench.simulate.rollout import find_arm, rollout
 from tipbench.simulate.world import World
 from tipbench.web import serving
 from tipbench.web.auth import Role
-from web.event_reading import until
 
 DAY_S = 24 * 3600
 PROFILE = {"completion_rate_30d": 0.4, "dismiss_rate_30d": 0.2, "mean_dwell_ms_30d": 42000, "preferred_hour": 9}
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicySite]:
         yield served
 
 
-def learned(site: PolicySite, policy: str, user: str, **more: Any) -> dict[str, Any]:
+def score_and_reward(site: PolicySite, policy: str, user: str, **more: Any) -> dict[str, Any]:
     """Score and reward once; returns the answer to the reward."""
     event = site.score(policy, user, **more)["event_id"]
     response = site.post(f"/reward/{policy}", {"user_id": user, "event_id": event, "action": "completed", **more})
@@ -69,7 +69,7 @@ def test_r01_egreedy_v2_scores_learns_and_reports(site: PolicySite) -> None:
 def test_r02_the_other_policies_have_the_same_routes(site: PolicySite, path: str, policy: str) -> None:
     user = f"r2-{path.replace('/', '-')}"
     assert site.score(path, user)["policy"] == policy
-    assert learned(site, path, user)["n"] == 1
+    assert score_and_reward(site, path, user)["n"] == 1
     stats = site.get(f"/stats/{path}", params={"user_id": user}).json()
     assert (stats["policy"], stats["n"], stats["pending"]) == (policy, 1, 1)
     assert list(stats["theta"]) == list(POLICIES[policy].features.names)
@@ -77,8 +77,8 @@ def test_r02_the_other_policies_have_the_same_routes(site: PolicySite, path: str
 
 def test_r10_reset_clears_every_policy_of_that_user_only(site: PolicySite) -> None:
     for policy in POLICIES:
-        learned(site, policy, "r10")
-    learned(site, "egreedy/v2", "r10-other")
+        score_and_reward(site, policy, "r10")
+    score_and_reward(site, "egreedy/v2", "r10-other")
     assert site.post("/reset", {"user_id": "r10"}).json() == {"cleared": dict.fromkeys(POLICIES, True)}
     for policy in POLICIES:
         stats = site.get(f"/stats/{policy}", params={"user_id": "r10"}).json()
@@ -130,7 +130,7 @@ def test_r13_an_enabled_shadow_publishes_its_signal(tmp_path: Path) -> None:
 def test_r16_profile_features_may_be_an_object_null_partial_or_absent(site: PolicySite, policy: str) -> None:
     kinds: list[dict[str, Any]] = [{}, {"profile_features": None}, {"profile_features": PROFILE}]
     for number, more in enumerate([*kinds, {"profile_features": {"preferred_hour": None}}]):
-        assert learned(site, policy, f"r16-{policy.replace('/', '-')}", **more)["n"] == number + 1
+        assert score_and_reward(site, policy, f"r16-{policy.replace('/', '-')}", **more)["n"] == number + 1
 
 
 # Events
@@ -139,7 +139,7 @@ def test_r16_profile_features_may_be_an_object_null_partial_or_absent(site: Poli
 def test_the_same_score_again_gives_the_same_bytes(site: PolicySite) -> None:
     body = {"user_id": "same", "event_id": "e", "candidates": TIPS, "at": "2026-04-27T08:30:00Z"}
     first = site.post("/score/linucb", body)
-    learned(site, "linucb", "same")
+    score_and_reward(site, "linucb", "same")
     assert site.post("/score/linucb", body).content == first.content
 
 
@@ -214,7 +214,7 @@ def test_a_reward_from_before_a_reset_conflicts_and_after_an_erase_is_unknown(si
 
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:
     with policy_site(tmp_path) as site:
-        learned(site, "egreedy/v3", "Very-Recognisable-Name")
+        score_and_reward(site, "egreedy/v3", "Very-Recognisable-Name")
         site.get("/stats/egreedy/v3", params={"user_id": "Very-Recognisable-Name"})
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"Recognisable" in path.read_bytes()]
 
@@ -362,14 +362,14 @@ def test_unknown_paths_and_methods_are_refused(site: PolicySite) -> None:
 def test_the_access_log_has_no_query_string(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tipbench.serving"):
         site.get("/stats/linucb", params={"user_id": "private-person"})
-        until(lambda: "GET /stats/linucb 200" in caplog.text)  # logged once the response is sent
+        assert eventually(lambda: "GET /stats/linucb 200" in caplog.text)  # logged once the response is sent
     assert "private" not in caplog.text
 
 
 def test_a_path_cannot_forge_a_line_of_the_access_log(site: PolicySite, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="tipbench.serving"):
         site.get("/x%0d%0aGET /forged%1b[2J")
-        until(lambda: "GET /x" in caplog.text)
+        assert eventually(lambda: "GET /x" in caplog.text)
     assert "GET /x%0D%0AGET%20/forged%1B%5B2J 404" in caplog.text
 
 

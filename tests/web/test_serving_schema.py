@@ -53,10 +53,10 @@ TALLY = {"focus": {"seen": 3, "dwell_s_sum": 1.5}}
 VALUES = [*TEXTS, *NUMBERS, None, True, [], {}, [{"tip_id": "t"}], [{"tip_id": "t"}] * 2, TALLY]
 
 
-def places(value: Any) -> list[tuple[Any, str | int]]:
-    """Every place in a request: what contains it, and its key there."""
+def all_positions(value: Any) -> list[tuple[Any, str | int]]:
+    """Return every value of a request as its container and its key there."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
-    return [place for key, each in items for place in ((value, key), *places(each))]
+    return [position for key, each in items for position in ((value, key), *all_positions(each))]
 
 
 def assert_same(name: str, body: bytes) -> None:
@@ -82,18 +82,18 @@ def test_a_usual_request_is_not_left_to_pydantic(name: str) -> None:
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_another_value_at_any_place_gives_what_pydantic_gives(name: str, value: Any) -> None:
-    for number in range(len(places(USUAL))):
+    for number in range(len(all_positions(USUAL))):
         request = json.loads(json.dumps(USUAL))
-        parent, key = places(request)[number]
+        parent, key = all_positions(request)[number]
         parent[key] = value
         assert_same(name, json.dumps(request).encode())
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_another_key_or_a_missing_one_gives_what_pydantic_gives(name: str) -> None:
-    for number in range(len(places(USUAL))):
+    for number in range(len(all_positions(USUAL))):
         request = json.loads(json.dumps(USUAL))
-        parent, key = places(request)[number]
+        parent, key = all_positions(request)[number]
         removed = parent.pop(key)
         assert_same(name, json.dumps(request).encode())
         if isinstance(parent, dict):

@@ -31,7 +31,7 @@ def headers(body: bytes = BODY, now: float = NOW, secret: str = SECRET) -> dict[
     return signed_headers(secret, "0f6a", "cells.pending", body, now)
 
 
-def refused(given_headers: Mapping[str, str], body: bytes = BODY, now: float = NOW, seen: Seen | None = None) -> str:
+def refusal_of(given_headers: Mapping[str, str], body: bytes = BODY, now: float = NOW, seen: Seen | None = None) -> str:
     with pytest.raises(DeliveryRefused) as caught:
         verify(SECRET, given_headers, body, now, seen or Seen())
     return caught.value.why
@@ -55,45 +55,45 @@ def test_header_names_are_case_insensitive() -> None:
 def test_a_body_with_one_other_byte_is_forged(body: bytes, at: int, flip: int) -> None:
     other = bytearray(body or b"x")
     other[at % len(other)] ^= flip
-    assert refused(headers(body), bytes(other)) == "forged"
+    assert refusal_of(headers(body), bytes(other)) == "forged"
 
 
 def test_another_secret_is_forged() -> None:
-    assert refused(headers(secret=SECRET + "x")) == "forged"
+    assert refusal_of(headers(secret=SECRET + "x")) == "forged"
 
 
 def test_another_timestamp_is_forged_even_if_recent() -> None:
-    assert refused({**headers(), TIME: "1800000001"}) == "forged"
+    assert refusal_of({**headers(), TIME: "1800000001"}) == "forged"
 
 
 def test_a_signature_of_another_kind_is_forged() -> None:
     for signature in ["v1=", "v1=00", "v2=" + "0" * 64, "\udcff", "é" * 64]:
-        assert refused({**headers(), SIGNATURE: signature}) == "forged"
+        assert refusal_of({**headers(), SIGNATURE: signature}) == "forged"
 
 
 def test_an_invalid_timestamp_is_refused_before_anything_is_computed() -> None:
     for time_text in ["", "-1", "1e9", "٣", "1" * 13, "1800000000.5"]:
-        assert refused({**headers(), TIME: time_text}) == "unsigned"
+        assert refusal_of({**headers(), TIME: time_text}) == "unsigned"
 
 
 def test_without_a_signature_it_is_refused() -> None:
-    assert refused({TIME: "1800000000"}) == "unsigned"
+    assert refusal_of({TIME: "1800000000"}) == "unsigned"
 
 
 def test_a_timestamp_too_old_or_in_the_future_is_late() -> None:
-    for away in [-TOLERANCE_S - 1, TOLERANCE_S + 1]:
-        assert refused(headers(now=NOW + away)) == "late"
+    for offset in [-TOLERANCE_S - 1, TOLERANCE_S + 1]:
+        assert refusal_of(headers(now=NOW + offset)) == "late"
 
 
 def test_clocks_may_differ_by_five_minutes() -> None:
-    for away in [1 - TOLERANCE_S, TOLERANCE_S]:
-        verify(SECRET, headers(now=NOW + away), BODY, NOW, Seen())
+    for offset in [1 - TOLERANCE_S, TOLERANCE_S]:
+        verify(SECRET, headers(now=NOW + offset), BODY, NOW, Seen())
 
 
 def test_the_same_request_again_is_a_replay() -> None:
     seen = Seen()
     verify(SECRET, headers(), BODY, NOW, seen)
-    assert refused(headers(), now=NOW + 60, seen=seen) == "replayed"
+    assert refusal_of(headers(), now=NOW + 60, seen=seen) == "replayed"
 
 
 def test_the_senders_next_attempt_is_not_a_replay() -> None:
@@ -104,7 +104,7 @@ def test_the_senders_next_attempt_is_not_a_replay() -> None:
 
 def test_a_forged_request_does_not_invalidate_the_real_one() -> None:
     seen = Seen()
-    assert refused({**headers(), TIME: "1800000001"}, seen=seen) == "forged"
+    assert refusal_of({**headers(), TIME: "1800000001"}, seen=seen) == "forged"
     verify(SECRET, headers(), BODY, NOW, seen)
 
 
@@ -112,7 +112,7 @@ def test_a_signature_is_remembered_for_as_long_as_it_is_valid_and_no_longer() ->
     seen = Seen()
     ahead = headers(now=NOW + TOLERANCE_S)
     verify(SECRET, ahead, BODY, NOW, seen)
-    assert refused(ahead, now=NOW + 2 * TOLERANCE_S - 1, seen=seen) == "replayed"
+    assert refusal_of(ahead, now=NOW + 2 * TOLERANCE_S - 1, seen=seen) == "replayed"
     seen.first_time("another", NOW + 10 * TOLERANCE_S)
     assert len(vars(seen)["_expires_at"]) == 1
 

@@ -15,18 +15,18 @@ from tipbench.simulate.promotion_gate import Size
 from tipbench.simulate.simulation import EXPERIMENT, SimulationConfig, simulate
 from tipbench.workflows.promotion import apply_promotion, check_promotion, undo_promotion
 from tipbench.workflows.simulation import record_simulation
-from web.panels import API, Served, serving
+from web.panels import API, ServedPanel, serve_panel
 
 URL = f"{API}/simulations"
 
 
-def record(served: Served) -> str:
+def record_sample_simulation(served: ServedPanel) -> str:
     config = SimulationConfig(users=20, rounds=8, seeds=1, ablation="egreedy/v3")
     return record_simulation(served.store, simulate(config, workers=1).to_json())
 
 
-def test_a_recorded_simulation_is_listed_with_its_page_and_curves(served: Served) -> None:
-    run_id = record(served)
+def test_a_recorded_simulation_is_listed_with_its_page_and_curves(served: ServedPanel) -> None:
+    run_id = record_sample_simulation(served)
     (item,) = served.get(URL).json()["items"]
     assert (item["run_id"], item["config"]["users"], len(item["policies"])) == (run_id, 20, 5)
     assert f'href="/simulations/{run_id}"' in served.get("/simulations").text
@@ -43,15 +43,15 @@ def test_a_simulation_can_be_started_before_anything_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tipbench.record.mlflow.MlflowHttp.is_mlflow", lambda _http: False)
-    with serving(tmp_path / "home", find_mlflow=True) as served:
+    with serve_panel(tmp_path / "home", find_mlflow=True) as served:
         page = served.get("/simulations")
     assert page.status_code == 200
     assert "No simulations yet" in page.text
     assert "Start a simulation" in page.text
 
 
-def test_simulations_are_not_listed_among_benchmarks(served: Served) -> None:
-    record(served)
+def test_simulations_are_not_listed_among_benchmarks(served: ServedPanel) -> None:
+    record_sample_simulation(served)
     names = [each["experiment"] for each in served.get(f"{API}/experiments").json()["items"]]
     assert EXPERIMENT not in names
 
@@ -65,7 +65,7 @@ def test_r20_a_simulation_runs_only_as_a_local_subprocess() -> None:
     assert {"--world=drift", "--users=50", "--mlflow-url=http://localhost:5000"} <= set(words)
 
 
-def test_a_simulation_is_started_over_http_and_from_the_page(served: Served) -> None:
+def test_a_simulation_is_started_over_http_and_from_the_page(served: ServedPanel) -> None:
     response = served.post(URL, json={"world": "null", "users": 30}, headers={"Idempotency-Key": "one"})
     assert response.status_code == 202
     job = response.json()["job"]
@@ -79,7 +79,7 @@ def test_a_simulation_is_started_over_http_and_from_the_page(served: Served) -> 
 
 
 @pytest.mark.parametrize("body", [{"users": 1}, {"world": "mars"}, {"policies": "egreedy/v9"}, {"prior": "p.json"}])
-def test_invalid_options_are_refused(served: Served, body: dict[str, object]) -> None:
+def test_invalid_options_are_refused(served: ServedPanel, body: dict[str, object]) -> None:
     assert served.error(served.post(URL, json=body)) == (422, "invalid")
     if "prior" not in body:
         page = served.post("/simulations", data={key: str(value) for key, value in body.items()})
@@ -92,7 +92,7 @@ def test_progress_keeps_the_newest_curves() -> None:
     assert Progress().after(event).to_json()["simulating"]["rewards"] == [[0.1, 0.2]]
 
 
-def test_promotions_show_checks_and_switches_with_user_and_time(served: Served) -> None:
+def test_promotions_show_checks_and_switches_with_user_and_time(served: ServedPanel) -> None:
     assert served.get(f"{API}/promotions").json() == {"active": "egreedy/v1", "items": [], "next": None}
     assert "No checks yet" in served.get("/promotions").text
     check_promotion(served.home, "egreedy/v3", size=Size(1, 800, 100), simulation_only=True, user="ada")

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tipbench.web.panel.pages import MEDIA_TYPES, assets
-from web.panels import Served
+from web.panels import ServedPanel
 
 
-def test_a_static_file_is_public_and_cached_permanently(served: Served) -> None:
+def test_a_static_file_is_public_and_cached_permanently(served: ServedPanel) -> None:
     for name in ["base.css", "site.js", "favicon.svg"]:
         response = served.get(assets().url(name), token=None)
         assert response.status_code == 200
@@ -19,7 +19,7 @@ def test_a_static_file_is_public_and_cached_permanently(served: Served) -> None:
         assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_an_url_of_another_release_gives_the_current_file_uncached(served: Served) -> None:
+def test_a_url_of_another_release_gives_the_current_file_uncached(served: ServedPanel) -> None:
     response = served.get("/static/0123456789abcdef/base.css", token=None)
     assert (response.status_code, response.headers["cache-control"]) == (200, "no-cache")
     assert response.content == assets().content["base.css"]
@@ -34,7 +34,7 @@ def test_a_page_that_names_a_missing_file_fails() -> None:
         assets().url("nowhere.css")
 
 
-def test_no_other_file_is_served(served: Served) -> None:
+def test_no_other_file_is_served(served: ServedPanel) -> None:
     for path in [
         "../pages.py",
         "..%2Fpages.py",

@@ -12,26 +12,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.clock import Clock
 from tipbench.errors import UsageError
 from tipbench.web.auth import MAX_LIFE_S, Role, TokenStore, parse_lifetime
 from tipbench.web.database import FILE, FOLDER, panel_database
 
-anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-
-
-class Clock:
-    """A time that tests move."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+property_settings = settings(suppress_health_check=SUPPRESSED, deadline=None)
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0)
 
 
 @pytest.fixture
@@ -56,14 +48,14 @@ def test_a_token_is_valid_even_if_its_use_cannot_be_stored(tokens: TokenStore, c
     assert tokens.find(secret) == token
 
 
-@anything
+@property_settings
 @given(text=st.text(max_size=120))
 def test_no_other_text_is_a_token(tokens: TokenStore, text: str) -> None:
     tokens.create(Role.ADMIN, "anna", life_s=None)
     assert tokens.find(text) is None
 
 
-@anything
+@property_settings
 @given(data=st.data())
 def test_a_token_with_one_character_changed_is_another(tokens: TokenStore, data: st.DataObject) -> None:
     _, secret = tokens.create(Role.ADMIN, "anna", life_s=None)
@@ -74,8 +66,8 @@ def test_a_token_with_one_character_changed_is_another(tokens: TokenStore, data:
 
 
 def test_two_tokens_never_share_id_or_secret(tokens: TokenStore) -> None:
-    made = [tokens.create(Role.JUDGE, "anna", life_s=60) for _ in range(50)]
-    assert len({token.id for token, _ in made}) == len({secret for _, secret in made}) == 50
+    created = [tokens.create(Role.JUDGE, "anna", life_s=60) for _ in range(50)]
+    assert len({token.id for token, _ in created}) == len({secret for _, secret in created}) == 50
 
 
 def test_a_tokens_secret_is_not_stored(tokens: TokenStore, home: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.clock import Clock
 from support.judging import EXPERIMENT, SheetDriver, record_cells
 from tipbench.errors import MlflowUnavailable
 from tipbench.jobs.command import collect_request
@@ -36,31 +37,21 @@ from tipbench.web.webhook import (
     WebhookWatcher,
     new_delivery,
 )
-from web.hook_receiver import SECRET, Got, Receiver, receiving
+from web.hook_receiver import SECRET, HookReceiver, HookRequest, run_hook_receiver
 
 NOW = 1_800_000_000.0
 EVERY_S = 30.0
 
 
 @dataclass
-class Clock:
-    """A clock that only the test sets."""
-
-    now: float = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class Bench:
+class WebhookBench:
     """A webhook on a store in memory, with a test clock."""
 
     home: Path
-    receiver: Receiver
+    receiver: HookReceiver
     runs: MemoryStore = field(default_factory=MemoryStore)
     clock: Clock = field(default_factory=Clock)
-    away: bool = False
+    mlflow_unavailable: bool = False
     url: str = ""
 
     def __post_init__(self) -> None:
@@ -72,11 +63,11 @@ class Bench:
         options = WebhookOptions(self.url or self.receiver.url, SECRET)
         self.database = panel_database(self.home)
         self.store = WebhookStore(self.database, options.receiver, self.clock)
-        self.watch = WebhookWatcher(self.store, self.jobs, self.opened, every_s=EVERY_S, clock=self.clock)
+        self.watch = WebhookWatcher(self.store, self.jobs, self.open_store, every_s=EVERY_S, clock=self.clock)
         self.hook = Webhook(Poster(options, self.clock), self.store, self.watch, lambda: True)
 
-    def opened(self) -> MlflowConnection:
-        if self.away:
+    def open_store(self) -> MlflowConnection:
+        if self.mlflow_unavailable:
             raise MlflowUnavailable("MLflow does not answer.")
         return MlflowConnection(self.runs, "here", "here", "http://here.invalid")
 
@@ -85,7 +76,7 @@ class Bench:
         self.database.close()
 
     def collect(self, **options: Any) -> None:
-        """Cells collected by another process."""
+        """Record cells as another process does."""
         found = record_cells(self.runs, **{"models": ("alpha:135m",), "prompts": "v1", **options})
         self.runs.mark_changed(found.experiment_id)
 
@@ -95,33 +86,33 @@ class Bench:
             self.hook.tick()
 
     def payloads(self) -> list[Any]:
-        return [got.payload for got in self.receiver.got]
+        return [request.payload for request in self.receiver.requests]
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as made:
-        yield made
+def receiver() -> Iterator[HookReceiver]:
+    with run_hook_receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture
-def bench(home: Path, receiver: Receiver) -> Iterator[Bench]:
-    made = Bench(home, receiver)
-    yield made
-    made.close()
-    made.jobs.close()
+def bench(home: Path, receiver: HookReceiver) -> Iterator[WebhookBench]:
+    bench = WebhookBench(home, receiver)
+    yield bench
+    bench.close()
+    bench.jobs.close()
 
 
-def respond_with(*statuses: int) -> Callable[[Got], int]:
+def respond_with(*statuses: int) -> Callable[[HookRequest], int]:
     """Return these statuses in order, then 204."""
     left = list(statuses)
-    return lambda _got: left.pop(0) if left else 204
+    return lambda _request: left.pop(0) if left else 204
 
 
-# What is delivered, and when
+# Deliveries
 
 
-def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
+def test_new_pending_cells_are_delivered_once(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time(times=6)
     (payload,) = bench.payloads()
@@ -137,29 +128,29 @@ def test_new_pending_cells_are_delivered_once(bench: Bench) -> None:
     }
 
 
-def test_a_delivery_is_signed_and_names_itself(bench: Bench) -> None:
+def test_a_delivery_is_signed_and_names_itself(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
-    (got,) = bench.receiver.got
-    verify(SECRET, got.headers, got.body, bench.clock.now, Seen())
-    assert {name.lower(): value for name, value in got.headers.items()}[DELIVERY.lower()] == got.payload["id"]
+    (request,) = bench.receiver.requests
+    verify(SECRET, request.headers, request.body, bench.clock.now, Seen())
+    assert {name.lower(): value for name, value in request.headers.items()}[DELIVERY.lower()] == request.payload["id"]
 
 
-def test_a_delivery_contains_no_model_or_prompt(bench: Bench) -> None:
+def test_a_delivery_contains_no_model_or_prompt(bench: WebhookBench) -> None:
     bench.collect(models=("okapi-unmistakable:1b",))
     bench.pass_time()
-    (got,) = bench.receiver.got
+    (request,) = bench.receiver.requests
     for word in ("okapi", "v1", *(run.run_id for run in bench.runs.search("1", where={}))):
-        assert word.encode() not in got.body.replace(b"/api/bench", b"")
+        assert word.encode() not in request.body.replace(b"/api/bench", b"")
 
 
-def test_a_name_with_special_characters_is_quoted_in_the_links(bench: Bench) -> None:
+def test_a_name_with_special_characters_is_quoted_in_the_links(bench: WebhookBench) -> None:
     bench.collect(experiment="tip-bench-may/2026 ?#%é")
     bench.pass_time()
     assert bench.payloads()[0]["links"]["apply"] == "/api/bench/judge/tip-bench-may%2F2026%20%3F%23%25%C3%A9/apply"
 
 
-def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
+def test_a_change_without_new_cells_is_not_delivered(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
@@ -169,7 +160,7 @@ def test_a_change_without_new_cells_is_not_delivered(bench: Bench) -> None:
     assert len(bench.payloads()) == 1
 
 
-def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: Bench) -> None:
+def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     found = bench.runs.experiment(EXPERIMENT)
@@ -185,7 +176,7 @@ def test_judged_cells_are_not_delivered_and_reopened_ones_are_new_again(bench: B
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (1, 1)
 
 
-def test_a_second_batch_is_delivered_with_all_pending_cells(bench: Bench) -> None:
+def test_a_second_batch_is_delivered_with_all_pending_cells(bench: WebhookBench) -> None:
     bench.collect()
     bench.pass_time()
     bench.collect(models=("beta:1b",))
@@ -193,7 +184,7 @@ def test_a_second_batch_is_delivered_with_all_pending_cells(bench: Bench) -> Non
     assert [(payload["pending"], payload["new"]) for payload in bench.payloads()] == [(8, 8), (16, 8)]
 
 
-def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None:
+def test_cells_of_an_external_collect_are_delivered_once_nothing_changes(bench: WebhookBench) -> None:
     for prompt in ("v1", "v2-mentor", "v3-few-shot"):
         bench.collect(prompts=prompt)
         bench.pass_time(times=1)
@@ -202,7 +193,7 @@ def test_an_external_collect_is_delivered_when_it_is_quiet(bench: Bench) -> None
     assert [payload["pending"] for payload in bench.payloads()] == [24]
 
 
-def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench) -> None:
+def test_an_experiment_that_keeps_changing_is_delivered_eventually(bench: WebhookBench) -> None:
     bench.collect()
     for _ in range(int(MAX_CHANGING_S / EVERY_S) + 2):
         found = bench.runs.experiment(EXPERIMENT)
@@ -212,7 +203,7 @@ def test_an_experiment_that_is_never_quiet_is_delivered_eventually(bench: Bench)
     assert len(bench.payloads()) == 1
 
 
-def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: Bench) -> None:
+def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: WebhookBench) -> None:
     job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
     bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
     bench.collect()
@@ -223,7 +214,7 @@ def test_a_collect_of_the_panel_is_delivered_at_its_end(bench: Bench) -> None:
     assert len(bench.payloads()) == 1
 
 
-def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: Bench) -> None:
+def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: WebhookBench) -> None:
     job, _ = bench.jobs.add(collect_request(make_config({"experiment": EXPERIMENT})))
     bench.jobs.move(job.id, JobState.QUEUED, JobState.RUNNING)
     bench.collect()
@@ -233,34 +224,36 @@ def test_a_job_that_waits_for_the_judge_does_not_keep_the_judge_waiting(bench: B
     assert len(bench.payloads()) == 1
 
 
-def test_a_check_without_changes_reads_only_the_experiments(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_without_changes_reads_only_the_experiments(
+    bench: WebhookBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.collect()
     bench.pass_time()
     monkeypatch.setattr(bench.runs, "search", lambda *_args, **_options: pytest.fail("looked into an experiment"))
     bench.pass_time(times=4)
 
 
-def test_an_unavailable_mlflow_is_reported_until_it_is_available(bench: Bench) -> None:
-    bench.away = True
+def test_an_unavailable_mlflow_is_reported_until_it_is_available(bench: WebhookBench) -> None:
+    bench.mlflow_unavailable = True
     bench.collect()
     bench.pass_time()
     assert bench.hook.state().problem == "MLflow does not answer."
-    bench.away = False
+    bench.mlflow_unavailable = False
     bench.pass_time()
     assert (bench.hook.state().problem, len(bench.payloads())) == (None, 1)
 
 
-def test_nothing_is_done_while_another_panel_leads(bench: Bench) -> None:
+def test_nothing_is_done_while_another_panel_leads(bench: WebhookBench) -> None:
     bench.collect()
     idle = Webhook(Poster(WebhookOptions(bench.receiver.url, SECRET)), bench.store, bench.watch, lambda: False)
     assert [idle.tick() for _ in range(3)] == [False] * 3
     assert bench.payloads() == []
 
 
-# Trying again
+# Retries
 
 
-def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> None:
+def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500, 503)
     bench.collect()
     bench.pass_time()
@@ -275,17 +268,17 @@ def test_a_receiver_that_fails_gets_the_same_delivery_later(bench: Bench) -> Non
     assert [attempt.status for attempt in delivery.attempts] == [500, 503, 204]
 
 
-def test_every_attempt_is_signed_with_its_own_time(bench: Bench) -> None:
+def test_every_attempt_is_signed_with_its_own_time(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
     bench.pass_time(seconds=RETRY_WAITS_S[0], times=1)
     seen = Seen()
-    for got in bench.receiver.got:
-        verify(SECRET, got.headers, got.body, bench.clock.now, seen)
+    for request in bench.receiver.requests:
+        verify(SECRET, request.headers, request.body, bench.clock.now, seen)
 
 
-def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: Bench) -> None:
+def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(*[500] * (len(RETRY_WAITS_S) + 1))
     bench.collect()
     bench.pass_time()
@@ -298,7 +291,7 @@ def test_after_the_last_attempt_it_has_failed_and_the_next_change_is_delivered(b
     assert (bench.payloads()[-1]["pending"], bench.payloads()[-1]["new"]) == (16, 16)
 
 
-def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) -> None:
+def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(*[500] * 3)
     bench.collect()
     bench.pass_time()
@@ -310,7 +303,7 @@ def test_a_newer_delivery_of_an_experiment_replaces_a_waiting_one(bench: Bench) 
     assert states == [DeliveryState.DELIVERED, DeliveryState.REPLACED]
 
 
-def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
+def test_a_killed_panel_continues_where_it_stopped(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
@@ -322,7 +315,7 @@ def test_a_killed_panel_continues_where_it_stopped(bench: Bench) -> None:
     assert [len(each.attempts) for each in bench.hook.deliveries()] == [2]
 
 
-def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench) -> None:
+def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: WebhookBench) -> None:
     bench.close()
     bench.collect()
     bench.open()
@@ -333,12 +326,12 @@ def test_cells_collected_without_a_panel_are_delivered_by_the_next(bench: Bench)
     assert len(bench.payloads()) == 1
 
 
-def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: Bench) -> None:
+def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     bench.collect()
     bench.pass_time()
     bench.close()
-    with receiving() as other:
+    with run_hook_receiver() as other:
         bench.url = other.url
         bench.open()
         bench.hook.start()
@@ -347,13 +340,13 @@ def test_a_new_receiver_gets_pending_cells_and_no_delivery_of_the_old_one(bench:
             Poster(WebhookOptions(other.url, SECRET), bench.clock), bench.store, bench.watch, lambda: True
         )
         bench.pass_time()
-        (old,), (new,) = bench.receiver.got, other.got
+        (old,), (new,) = bench.receiver.requests, other.requests
     assert old.payload["id"] != new.payload["id"]
     states = {each.id: each.state for each in bench.hook.deliveries()}
     assert states[old.payload["id"]] is DeliveryState.FAILED
 
 
-def test_old_deliveries_are_deleted(bench: Bench) -> None:
+def test_old_deliveries_are_deleted(bench: WebhookBench) -> None:
     for number in range(MAX_FINISHED + 3):
         bench.clock.now += 1
         delivery = replace(new_delivery("test", bench.clock.now, None), id=f"{number:032x}")
@@ -372,27 +365,27 @@ def attempt_at(url: str, *, timeout_s: float = 10.0, stop: threading.Event | Non
     return poster.post(new_delivery("test", 0.0, None), stop or threading.Event())
 
 
-def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
-    with receiving() as elsewhere:
-        receiver.location, receiver.respond = elsewhere.url, respond_with(307)
+def test_a_redirect_is_not_followed(receiver: HookReceiver) -> None:
+    with run_hook_receiver() as other_receiver:
+        receiver.location, receiver.respond = other_receiver.url, respond_with(307)
         attempt = attempt_at(receiver.url)
-        assert elsewhere.got == []
+        assert other_receiver.requests == []
     assert (attempt.status, attempt.final_state) == (307, DeliveryState.FAILED)
     assert "redirects are not followed" in attempt.reason
 
 
-def test_a_receiver_that_does_not_respond_times_out(receiver: Receiver) -> None:
-    free = threading.Event()
-    receiver.respond = lambda _got: 204 if free.wait(120) else 500
+def test_a_receiver_that_does_not_respond_times_out(receiver: HookReceiver) -> None:
+    release = threading.Event()
+    receiver.respond = lambda _request: 204 if release.wait(120) else 500
     began = time.monotonic()
     attempt = attempt_at(receiver.url, timeout_s=0.5)
-    free.set()
+    release.set()
     assert time.monotonic() - began < 60
     assert (attempt.status, attempt.reason) == (None, "no response within 0.5 s")
 
 
-def test_a_receiver_that_is_down_gives_a_reason(receiver: Receiver) -> None:
-    with receiving() as gone:
+def test_a_receiver_that_is_down_gives_a_reason(receiver: HookReceiver) -> None:
+    with run_hook_receiver() as gone:
         url = f"{gone.url}?key=s3cret"
     attempt = attempt_at(url)
     assert attempt.status is None
@@ -400,39 +393,39 @@ def test_a_receiver_that_is_down_gives_a_reason(receiver: Receiver) -> None:
     assert "s3cret" not in attempt.reason
 
 
-def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: Bench) -> None:
-    free, came = threading.Event(), threading.Event()
+def test_closing_does_not_wait_for_a_receiver_that_hangs(bench: WebhookBench) -> None:
+    release, request_arrived = threading.Event(), threading.Event()
 
-    def hang(_got: Got) -> int:
-        came.set()
-        return 204 if free.wait(120) else 500
+    def hang(_request: HookRequest) -> int:
+        request_arrived.set()
+        return 204 if release.wait(120) else 500
 
     bench.receiver.respond = hang
     bench.collect()
     bench.watch.check()
     bench.clock.now += EVERY_S
     bench.hook.start()
-    assert came.wait(60)
+    assert request_arrived.wait(60)
     began = time.monotonic()
     bench.hook.close()
     took = time.monotonic() - began
-    free.set()
+    release.set()
     assert took < 60
     (delivery,) = bench.hook.deliveries()
     assert (delivery.state, delivery.attempts) == (DeliveryState.QUEUED, ())
 
 
-def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: Receiver) -> None:
+def test_a_webhook_host_that_is_not_allowed_is_never_called(receiver: HookReceiver) -> None:
     options = WebhookOptions(receiver.url.replace("127.0.0.1", "judge.example.org"), SECRET)
     attempt = Poster(options).post(new_delivery("test", 0.0, None), threading.Event())
     assert attempt.status is None
     assert "hook_hosts" in attempt.reason
 
 
-def test_a_test_delivery_is_attempted_once_and_stored(bench: Bench) -> None:
+def test_a_test_delivery_is_attempted_once_and_stored(bench: WebhookBench) -> None:
     bench.receiver.respond = respond_with(500)
     delivery = bench.hook.test()
     assert isinstance(delivery, Delivery)
     assert delivery.state is DeliveryState.FAILED
     bench.pass_time(times=4)
-    assert [got.payload["event"] for got in bench.receiver.got] == ["test"]
+    assert [request.payload["event"] for request in bench.receiver.requests] == ["test"]

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import ManualClock, open_service, score_request
+from support.clock import Clock
+from support.serving import open_service, score_request
 from tipbench.workflows.policies import means_over_time
 
 HOUR = 3600.0
 
 
 def test_rewards_over_time_are_means_with_95_percent_intervals(tmp_path: Path) -> None:
-    clock = ManualClock()
+    clock = Clock()
     start = clock.now
     with open_service(tmp_path, clock=clock) as service:
         for number, value in enumerate((1.0, 0.0, -1.0, 0.5)):

@@ -1,4 +1,4 @@
-"""A panel with secrets of every kind, and a record of all responses to its judge."""
+"""A panel with secrets of every kind, and a detector that finds them in the responses to a judge."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.judging import EXPERIMENT, SheetDriver, fill, record_cells
 from tipbench.judge.sheet_store import stored_sheets
 from tipbench.plan.suite import Suite, load_suite
 from tipbench.record.store import MemoryStore
-from web.batching import JudgeClient
-from web.panels import API, Served, copied, serving
+from web.judge_client import JudgeClient
+from web.panels import API, ServedPanel, copy_store, serve_panel
 
 MODELS = ("okapimodel-7f3a:1b", "tapirmodel-c41d:3b")
 PROMPTS = ("pv-lynx-0d2e", "pv-heron-91ab")
 PROGRAM = "scribe-c0ffee"
-COLLEAGUE, THEIR_NOTE = "colleague-5e1d", "a-note-of-theirs-22aa"
+COLLEAGUE, COLLEAGUES_NOTE = "colleague-5e1d", "a-note-of-theirs-22aa"
 TIED, OTHER = "tip-bench-tied", "tip-bench-not-for-judges-08bd"
 
 
@@ -40,10 +40,10 @@ def marked_suite() -> Suite:
 
 
 @dataclass(frozen=True)
-class World:
-    """A panel with secrets of every kind, and all responses to its judge."""
+class LeakDetector:
+    """Records all responses to the judge of a panel, and finds secrets in them."""
 
-    served: Served
+    served: ServedPanel
     judge_client: JudgeClient
     exchanges: list[tuple[str, str]] = field(default_factory=list)  # request and whole response
 
@@ -57,13 +57,13 @@ class World:
             self.exchanges.append((sent, f"{status}\n{response.headers.multi_items()}\n{response.text}"))
 
     def secrets(self) -> set[str]:
-        """All stored texts that a judge must not see."""
+        """Return all stored texts that a judge must not see."""
         found = {
             *MODELS,
             *PROMPTS,
             PROGRAM,
             COLLEAGUE,
-            THEIR_NOTE,
+            COLLEAGUES_NOTE,
             OTHER,
             "okapimodel",
             "tapirmodel",
@@ -83,7 +83,7 @@ class World:
         return {secret[:32] for secret in found}
 
     def leaks(self) -> list[tuple[str, str]]:
-        """Secrets in the responses; texts that the judge sent are not leaks."""
+        """Return the secrets in the responses; texts that the judge sent are not leaks."""
         secrets = self.secrets()
         found = []
         for sent, answer in self.exchanges:
@@ -95,33 +95,35 @@ class World:
         return found
 
 
-def colleagues(store: MemoryStore) -> None:
-    """Another judge has scored a part of one experiment, and all of another so that everything there is tied."""
+def record_colleague(store: MemoryStore) -> None:
+    """Record another judge, who scored a part of one experiment, and all of another so that its pairs tie."""
     main, tied = store.experiment(EXPERIMENT), store.experiment(TIED)
     assert main is not None
     assert tied is not None
     driver = SheetDriver(store, main)
     raw = fill(driver.export(COLLEAGUE).stored)
     raw["items"] = raw["items"][:8]
-    raw["items"][0]["tips"][0]["note"] = THEIR_NOTE
+    raw["items"][0]["tips"][0]["note"] = COLLEAGUES_NOTE
     assert driver.apply(raw).status == "applied"
     judge_at(SheetDriver(store, tied), lambda run, number: 3 + (len(run.params["scenario"]) + number) % 2, COLLEAGUE)
 
 
 @functools.cache
-def _recorded() -> MemoryStore:
+def _store_with_secrets() -> MemoryStore:
     store = MemoryStore()
     for name in (EXPERIMENT, TIED, OTHER):
         record_cells(store, experiment=name, suite=marked_suite(), models=MODELS)
-    colleagues(store)
+    record_colleague(store)
     return store
 
 
 @contextmanager
-def blind_world(home: Path) -> Iterator[World]:
+def serve_with_secrets(home: Path) -> Iterator[LeakDetector]:
     """Three experiments with marked names, a job with models, a program; responses to the judge are recorded."""
-    with serving(home, copied(_recorded()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}) as served:
+    with serve_panel(
+        home, copy_store(_store_with_secrets()), {"TIPBENCH_JUDGE_COMMAND": f"/opt/{PROGRAM} --judge"}
+    ) as served:
         assert served.post(f"{API}/run", json={"models": ",".join(MODELS)}).status_code == 202
-        made = World(served, JudgeClient(served, served.judge))
-        served.client.event_hooks = {"response": [made.record]}
-        yield made
+        detector = LeakDetector(served, JudgeClient(served, served.judge))
+        served.client.event_hooks = {"response": [detector.record]}
+        yield detector

@@ -1,4 +1,4 @@
-"""A panel on an experiment with runs of every kind, for tests that only read."""
+"""The pages of an experiment with runs of every kind, for tests that only read."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from urllib.parse import quote
 
 import pytest
 
-from support.panel_site import fixed_draws
-from support.sample_experiment import SampleExperiment, Words, record_sample
+from support.panel_site import fix_random_draws
+from support.sample_experiment import SampleExperiment, SampleTexts, record_sample
 from tipbench.record.store import MemoryStore
-from web.panels import Served, serving
+from web.panels import HTML, ServedPanel, serve_panel
 
-HTML = {"Accept": "text/html"}
 _TAG = re.compile(r"<[^>]*>")
 
 
 @dataclass(frozen=True)
-class Look:
-    """The panel and its experiment."""
+class SamplePages:
+    """The pages of a sample experiment in a panel."""
 
-    served: Served
+    served: ServedPanel
     content: SampleExperiment
 
     def path(self, *rest: str) -> str:
-        """A page of the experiment."""
+        """Return the path of a page of the experiment."""
         return "/".join(["/experiments", quote(self.content.name, safe=""), *rest])
 
     def get(self, *rest: str, query: str = "", **options: Any) -> Any:
-        """One of its pages, requested like a browser."""
+        """Request one of its pages as a browser does."""
         return self.served.get(self.path(*rest) + query, headers=HTML, **options)
 
     def run(self, sort: str, query: str = "") -> str:
@@ -47,17 +46,19 @@ class Look:
 
 
 @contextmanager
-def looking(home: Path, name: str = "tip-bench-may/2026 ?#%", words: Words | None = None) -> Iterator[Look]:
-    """Fill a store and serve it."""
+def serve_sample_pages(
+    home: Path, name: str = "tip-bench-may/2026 ?#%", texts: SampleTexts | None = None
+) -> Iterator[SamplePages]:
+    """Serve a panel on a store with a sample experiment."""
     store, rng = MemoryStore(), random.Random(1)
     with pytest.MonkeyPatch.context() as patch:  # run ids and draws decide which tips an automatic judge is measured by
         patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128), version=4))
-        fixed_draws(patch)
-        content = record_sample(store, name, words)
-    with serving(home, store) as served:
-        yield Look(served, content)
+        fix_random_draws(patch)
+        content = record_sample(store, name, texts)
+    with serve_panel(home, store) as served:
+        yield SamplePages(served, content)
 
 
-def words_of(html: str) -> str:
-    """The text of a page without markup, on one line."""
+def page_text(html: str) -> str:
+    """Return the text of a page without markup, on one line."""
     return " ".join(unescape(_TAG.sub(" ", html)).split())

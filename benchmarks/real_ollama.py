@@ -33,7 +33,7 @@ def measure(size: Size) -> Result:
         (folder / "mlflow").mkdir()
         (folder / "ollama").mkdir()
         with RealMlflow(folder / "mlflow") as mlflow, RealOllama(folder / "ollama") as ollama:
-            ollama.three_models(gguf)
+            ollama.create_three_models(gguf)
             bodies = chat_bodies(OPTIONS)
             _loop(ollama.url, bodies[MODELS[0]][:2])  # not counted: fills file caches
             for number in count_rounds("real-ollama", size.rounds):

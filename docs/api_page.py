@@ -66,9 +66,10 @@ of `/login`) has the rights of its token, but every change also needs the sessio
 **Unknown** is null, never 0. Numbers are not rounded. Times are UTC: `2026-05-04T10:15:00.000Z`.
 
 **Limits.** A body has at most 1 MB, a filled sheet {sheet_mb} MB, from a judge's token {judges_mb} MB. Slow requests
-(exporting, applying, opening and closing a batch) run one at a time for a judge's token and {admins} at a time for an
-admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed. A judge's token gets
-their responses 2 seconds after the request or later, so that their time reveals nothing about the items.
+(exporting or applying a sheet, opening or closing a batch) run one at a time for a judge's token and {admins} at a time
+for an admin's: a further one waits a moment and is then rejected (429, `busy`) with nothing changed. When a judge's
+token applies a sheet or closes a batch, the response is sent 2 seconds after the request or later, so that the response
+time reveals nothing about the items.
 
 ## Errors
 
@@ -83,7 +84,7 @@ or null:
 
 A rejected sheet also has `status` (`refused`) and `errors`, a list with the item, tip and field of every mistake.
 
-Every response has an `X-Request-ID`: the caller's, if it sent a valid one. The log names it where a request failed.
+Every response has an `X-Request-ID`: the caller's, if it sent a valid one. The log has it for each failed request.
 
 ## All routes
 

@@ -16,10 +16,10 @@ from support.browser import browser
 from support.mlflow_server import RealMlflow
 from support.real_ollama import RealOllama
 from support.scripted_mlflow import ScriptedMlflow
-from support.shared_airflow import airflow, airflow_mlflow_url, scripted, worker_home
+from support.shared_airflow import airflow, airflow_mlflow_url, scripted_ollama, worker_home
 from support.weights import shared_weights_home
 
-__all__ = ["airflow", "airflow_mlflow_url", "browser", "scripted", "worker_home"]
+__all__ = ["airflow", "airflow_mlflow_url", "browser", "scripted_ollama", "worker_home"]
 
 # A session that gets SIGTERM still stops its servers. A session in the background would ignore SIGINT, and so would
 # the processes that tests interrupt.
@@ -68,9 +68,8 @@ _SERVERS = ("http.server", "support.scripted", "support.airflow_site", "support.
 
 def _starts_a_server(item: pytest.Item) -> bool:
     """Whether a test's fixtures or its module's imports start a scripted server or one of tipbench's."""
-    if {"mlflow_url", "scripted", "served", "empty"} & set(
-        getattr(item, "fixturenames", ())
-    ) or item.get_closest_marker("server"):
+    starting = {"mlflow_url", "scripted", "scripted_ollama", "served", "empty"}
+    if starting & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("server"):
         return True
     imported = vars(getattr(item, "module", None) or object).values()
     return any(str(getattr(each, "__module__", "")).startswith(_SERVERS) for each in imported)
@@ -136,5 +135,5 @@ def gguf(weights_home: Path) -> Path:
 def ollama(tmp_path_factory: pytest.TempPathFactory, gguf: Path) -> Iterator[RealOllama]:
     """A real Ollama with three models of three different blobs: `alpha:135m`, `beta:135m`, `gamma:135m`."""
     with RealOllama(tmp_path_factory.mktemp("ollama")) as server:
-        server.three_models(gguf)
+        server.create_three_models(gguf)
         yield server

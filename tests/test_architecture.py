@@ -1,6 +1,6 @@
-"""The layout's two rules: imports point to earlier steps, and the outside stays in files named after it.
+"""The two rules of the layout: which steps a step may import, and which files may use HTTP, processes or databases.
 
-`violations` reads the source, so imports inside functions count, and a planted violation shows that it can see.
+`violations` reads the source code, so imports inside functions count. Planted violations show that it finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "tipbench"
 
-# Each may import what comes after it, never what comes before; the second line has the modules at the root.
+# A step may import only what comes after it. The last line has the modules at the root.
 ORDER = (
     *(
         "cli",
@@ -51,10 +51,10 @@ OUTSIDE = {
     "mlflow": set(),
 }  # fmt: skip
 LAZY = {"xllamacpp", "mlflow", "scipy", "krippendorff", "altair", "vl_convert"}
-NAMELESS = {"utils", "util", "helpers", "helper", "common", "types", "misc"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "types", "misc"}
 
 
-def sources() -> dict[str, str]:
+def module_sources() -> dict[str, str]:
     """Every module of the package by its path inside it."""
     return {str(path.relative_to(PACKAGE).as_posix()): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
 
@@ -63,13 +63,13 @@ def violations(path: str, source: str) -> list[str]:
     """Return the violations of one module."""
     tree = ast.parse(source)
     found = []
-    if PurePosixPath(path).stem in NAMELESS or NAMELESS & set(PurePosixPath(path).parts):
+    if PurePosixPath(path).stem in VAGUE_NAMES or VAGUE_NAMES & set(PurePosixPath(path).parts):
         found.append(f"{path}: its name says nothing about its content")
     if not ast.get_docstring(tree):
         found.append(f"{path}: has no docstring")
     at_top = set(_at_module_level(tree))
     for node in ast.walk(tree):
-        for name in _imported(node, path):
+        for name in _imported_names(node, path):
             found += _import_violations(path, name, at_top=node in at_top)
     return found
 
@@ -97,17 +97,17 @@ def _may_import(own: str, other: str) -> bool:
 
 
 def _step(path: str) -> str:
-    """The step a file belongs to; the package's own `__init__` belongs to none and imports nothing."""
+    """Return the step of a file; the package's own `__init__` has none."""
     first = PurePosixPath(path).parts[0].removesuffix(".py")
     return ENTRY.get(first, "" if first == "__init__" else first)
 
 
-def _imported(node: ast.AST, path: str) -> list[str]:
-    """The full names a statement imports; a relative one counted from the file, `import_module("x")` too."""
+def _imported_names(node: ast.AST, path: str) -> list[str]:
+    """Return the absolute names that a statement imports, also relatively or by `import_module("x")`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
-        base = _absolute(node, path)
+        base = _absolute_module(node, path)
         return [f"{base}.{alias.name}" if base == "tipbench" else base for alias in node.names]
     if isinstance(node, ast.Call) and ast.unparse(node.func) in (
         "importlib.import_module",
@@ -118,7 +118,7 @@ def _imported(node: ast.AST, path: str) -> list[str]:
     return []
 
 
-def _absolute(node: ast.ImportFrom, path: str) -> str:
+def _absolute_module(node: ast.ImportFrom, path: str) -> str:
     if not node.level:
         return node.module or ""
     package = ("tipbench", *PurePosixPath(path).parts[:-1])
@@ -126,7 +126,7 @@ def _absolute(node: ast.ImportFrom, path: str) -> str:
 
 
 def _at_module_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Statements that run when the module is imported: not those in functions, nor under `if TYPE_CHECKING`."""
+    """Yield the nodes that run on import: none in functions or under `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -137,7 +137,7 @@ def _at_module_level(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_every_module_keeps_to_the_layout() -> None:
-    assert [problem for path, source in sorted(sources().items()) for problem in violations(path, source)] == []
+    assert [problem for path, source in sorted(module_sources().items()) for problem in violations(path, source)] == []
 
 
 def test_every_imported_package_is_declared() -> None:
@@ -152,24 +152,24 @@ def test_every_imported_package_is_declared() -> None:
     declared = {{"vl_convert_python": "vl_convert"}.get(name, name) for name in declared}
     imported = {
         name.partition(".")[0]
-        for path, source in sources().items()
+        for path, source in module_sources().items()
         for node in ast.walk(ast.parse(source))
-        for name in _imported(node, path)
+        for name in _imported_names(node, path)
     }
     assert imported - declared - sys.stdlib_module_names - {"tipbench"} == set()
 
 
-def test_the_steps_that_exist_are_all_in_the_order() -> None:
+def test_every_step_of_the_package_is_in_the_order() -> None:
     known = set(LEVEL) | set(ENTRY) | {""}
-    assert {_step(path) for path in sources()} <= known
+    assert {_step(path) for path in module_sources()} <= known
 
 
-def test_every_outside_file_that_exists_still_touches_the_outside() -> None:
+def test_every_file_with_an_exception_still_needs_it() -> None:
     """Files that no longer need an exception are removed from the list."""
-    modules = sources()
+    modules = module_sources()
     for library, places in OUTSIDE.items():
         for place in places & set(modules):
-            names = [name for node in ast.walk(ast.parse(modules[place])) for name in _imported(node, place)]
+            names = [name for node in ast.walk(ast.parse(modules[place])) for name in _imported_names(node, place)]
             assert library in {name.partition(".")[0] for name in names}, f"{place} no longer imports {library}"
 
 
@@ -231,7 +231,7 @@ def test_a_module_without_docstring_is_found() -> None:
 
 
 PLACES = re.compile(
-    r"(?<![\w.$~-])/(?:work|root|tmp/w|home/[a-z]+)/[\w.]"  # a path of the machine it was written on
+    r"(?<![\w.$~-])/(?:work|root|tmp/w|home/[a-z]+)/[\w.]"  # a local path of the machine of an author
     r"|https?://[^\s\"'`)>]*\b(?:pypi|pythonhosted|npmjs|registry|artifactory|nexus|devpi)\b[^\s\"'`)>]*"
     r"|\b(?:files\.pythonhosted|pypi|registry\.npmjs|registry\.ollama)\.(?:org|com|ai)\b"
 )
@@ -264,10 +264,10 @@ def test_no_file_names_a_registry_or_a_local_path() -> None:
     "text",
     ["cd /wor~k/main", "open('/roo~t/.cache')", "https://py~pi.org/simple", "index-url = https://nexus.corp.example/x"],
 )
-def test_a_planted_place_is_found(text: str) -> None:
-    assert named_places(text.replace("~", ""))  # written apart, so that this file names none either
+def test_a_registry_or_local_path_is_found(text: str) -> None:
+    assert named_places(text.replace("~", ""))  # written with ~, so that this file has no such text either
 
 
 @pytest.mark.parametrize("text", ["src/work/x", "https://mlflow.org/docs", "pip install tipbench", "/proc/meminfo"])
-def test_an_ordinary_place_is_not_found(text: str) -> None:
+def test_an_ordinary_path_or_url_is_not_found(text: str) -> None:
     assert not named_places(text)

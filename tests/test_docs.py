@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 CLI = ROOT / "docs" / "cli.md"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BUILD = {"TIPBENCH_TEST_CACHE", "TIPBENCH_OLLAMA"}  # of the tests, not of the program
-LATER: set[str] = set()  # commands of PRODUCT.md that are not there yet
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def served_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
 
 
 @pytest.fixture(scope="module")
-def document(served_app: FastAPI) -> dict[str, Any]:
+def openapi(served_app: FastAPI) -> dict[str, Any]:
     return served_app.openapi()
 
 
@@ -49,10 +48,10 @@ def test_the_generated_pages_are_up_to_date() -> None:
 @pytest.mark.process
 def test_outdated_pages_are_named(tmp_path: Path) -> None:
     stale = {"cli.md": "--n-tips", "api.md": "/api/bench/plan", "rules-judge.md": "| controls | tone |"}
-    for there in (ROOT / "docs").iterdir():
-        if there.is_file():
-            word = stale.get(there.name, "\0")
-            (tmp_path / there.name).write_text(there.read_text("utf-8").replace(word, f"{word}s"), "utf-8")
+    for page in (ROOT / "docs").iterdir():
+        if page.is_file():
+            word = stale.get(page.name, "\0")
+            (tmp_path / page.name).write_text(page.read_text("utf-8").replace(word, f"{word}s"), "utf-8")
     check = [sys.executable, str(tmp_path / "generate.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -75,17 +74,17 @@ def test_every_command_option_variable_and_exit_code_is_documented() -> None:
 
 
 def test_every_exception_ends_with_a_documented_code() -> None:
-    def tree(kind: type[TipbenchError]) -> Iterator[type[TipbenchError]]:
+    def subclasses(kind: type[TipbenchError]) -> Iterator[type[TipbenchError]]:
         yield kind
         for sub in kind.__subclasses__():
-            yield from tree(sub)
+            yield from subclasses(sub)
 
-    assert {kind.exit_code for kind in tree(TipbenchError)} <= set(EXIT_CODES)
+    assert {kind.exit_code for kind in subclasses(TipbenchError)} <= set(EXIT_CODES)
 
 
-def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dict[str, Any]) -> None:
+def test_every_operation_of_the_api_is_on_its_page_with_an_example(openapi: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    for path, methods in document["paths"].items():
+    for path, methods in openapi["paths"].items():
         for method in methods:
             heading = f"### `{method.upper()} {path}`\n"
             assert page.count(heading) == 1, heading
@@ -94,14 +93,14 @@ def test_every_operation_of_the_api_is_on_its_page_with_an_example(document: dic
             assert "Role: " in section, heading
 
 
-def test_examples_of_responses_match_the_openapi_document(document: dict[str, Any]) -> None:
+def test_examples_of_responses_match_the_openapi_document(openapi: dict[str, Any]) -> None:
     examples = json.loads((ROOT / "docs" / "api_examples.json").read_text("utf-8"))
     for name, example in examples.items():
         method, path = name.split()
-        responses = document["paths"][path][method.lower()]["responses"]
+        responses = openapi["paths"][path][method.lower()]["responses"]
         good = next(response for status, response in responses.items() if int(status) < 300)
         if "answer" in example:
-            schema = {**good["content"]["application/json"]["schema"], "components": document["components"]}
+            schema = {**good["content"]["application/json"]["schema"], "components": openapi["components"]}
             jsonschema.validate(example["answer"], schema)
 
 
@@ -127,12 +126,10 @@ def test_links_files_and_variables_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_commands_and_options_on_the_pages_exist() -> None:
-    found = [(path.name, words) for path in PAGES for words in calls(path.read_text("utf-8"))]
+    found = [(path.name, words) for path in PAGES for words in find_commands(path.read_text("utf-8"))]
     for page, words in found:
-        if words[0] in LATER:
-            continue
         if words[1:] == [] and any(known[0] == words[0] for known in COMMANDS):
-            continue  # a group by its name
+            continue  # the name of a group
         path = tuple(words[:2]) if tuple(words[:2]) in COMMANDS else (words[0],)
         assert path in COMMANDS, f"{page}: tipbench {' '.join(words)}"
         known = {name for option in COMMANDS[path].params for name in (*option.opts, *option.secondary_opts)}
@@ -140,8 +137,8 @@ def test_commands_and_options_on_the_pages_exist() -> None:
         assert used <= known | {"--help"}, f"{page}: tipbench {' '.join(words)}"
 
 
-def calls(text: str) -> Iterator[list[str]]:
-    """The words after `tipbench` wherever a page shows a call of it: in code blocks, and in inline code."""
+def find_commands(text: str) -> Iterator[list[str]]:
+    """Find the words after `tipbench` in code blocks and in inline code."""
     fenced = False
     for line in text.splitlines():
         fenced ^= line.startswith("```")
@@ -155,7 +152,7 @@ def calls(text: str) -> Iterator[list[str]]:
 def test_an_unknown_command_on_a_page_is_found() -> None:
     blocks = "    tipbench bogus --x  # why\n```\n$ tipbench plan > file\n```\n"
     text = f"tipbench prose\n`tipbench runs show X --json`\n\n{blocks}"
-    assert list(calls(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
+    assert list(find_commands(text)) == [["runs", "show", "X", "--json"], ["bogus", "--x"], ["plan"]]
 
 
 def test_every_test_named_in_the_threat_model_and_the_requirements_exists() -> None:

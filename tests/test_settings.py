@@ -20,10 +20,10 @@ from tipbench.settings import SETTINGS, OperatorConfig, find_home, load_settings
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 
 
-def settings_of(tmp_path: Path, here: str = "", at_home: str = "", **variables: str) -> CollectConfig:
-    """The configuration that a folder, a home and an environment give."""
+def load_config(tmp_path: Path, in_folder: str = "", in_home: str = "", **variables: str) -> CollectConfig:
+    """Load the configuration from files in the working folder and the home, and from variables."""
     home = tmp_path / "home"
-    for folder, text in ((tmp_path, here), (home, at_home)):
+    for folder, text in ((tmp_path, in_folder), (home, in_home)):
         folder.mkdir(exist_ok=True)
         if text:
             (folder / "tipbench.toml").write_text(text)
@@ -57,16 +57,16 @@ def test_the_defaults_of_the_table_are_those_of_collect() -> None:
 
 
 def test_defaults_apply_when_nothing_is_set(tmp_path: Path) -> None:
-    assert settings_of(tmp_path) == CollectConfig()
+    assert load_config(tmp_path) == CollectConfig()
 
 
 def test_the_working_folder_comes_before_the_home_folder(tmp_path: Path) -> None:
-    config = settings_of(tmp_path, here="n_tips = 4", at_home="n_tips = 3\nseed = 7")
+    config = load_config(tmp_path, in_folder="n_tips = 4", in_home="n_tips = 3\nseed = 7")
     assert (config.n_tips, config.seed) == (4, 7)
 
 
 def test_a_variable_comes_before_the_files(tmp_path: Path) -> None:
-    assert settings_of(tmp_path, here="n_tips = 4", TIPBENCH_N_TIPS="6").n_tips == 6
+    assert load_config(tmp_path, in_folder="n_tips = 4", TIPBENCH_N_TIPS="6").n_tips == 6
 
 
 def test_a_flag_comes_before_everything(tmp_path: Path) -> None:
@@ -75,41 +75,41 @@ def test_a_flag_comes_before_everything(tmp_path: Path) -> None:
 
 
 def test_our_own_variable_comes_before_the_usual_one(tmp_path: Path) -> None:
-    config = settings_of(tmp_path, TIPBENCH_OLLAMA_URL="http://ours:1", OLLAMA_HOST="theirs:2")
+    config = load_config(tmp_path, TIPBENCH_OLLAMA_URL="http://ours:1", OLLAMA_HOST="theirs:2")
     assert config.ollama_url == "http://ours:1"
-    assert settings_of(tmp_path, OLLAMA_HOST="theirs:2").ollama_url == "http://theirs:2"
+    assert load_config(tmp_path, OLLAMA_HOST="theirs:2").ollama_url == "http://theirs:2"
 
 
 def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
-    assert settings_of(tmp_path, TIPBENCH_N_TIPS="", OLLAMA_HOST="") == CollectConfig()
+    assert load_config(tmp_path, TIPBENCH_N_TIPS="", OLLAMA_HOST="") == CollectConfig()
 
 
 def test_lists_and_truth_values_are_read_from_every_source(tmp_path: Path) -> None:
-    from_file = settings_of(tmp_path, here='models = ["a:1b", "b:1b"]\ndiversity = true')
-    from_variables = settings_of(tmp_path, TIPBENCH_MODELS="a:1b, b:1b", TIPBENCH_DIVERSITY="true")
+    from_file = load_config(tmp_path, in_folder='models = ["a:1b", "b:1b"]\ndiversity = true')
+    from_variables = load_config(tmp_path, TIPBENCH_MODELS="a:1b, b:1b", TIPBENCH_DIVERSITY="true")
     assert from_file.model_names == from_variables.model_names == ("a:1b", "b:1b")
     assert from_file.diversity is from_variables.diversity is True
 
 
 def test_an_unknown_key_is_refused_with_the_file_and_the_known_keys(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml has an unknown key 'n_tipps'; known are .*n_tips"):
-        settings_of(tmp_path, here="n_tipps = 3")
+        load_config(tmp_path, in_folder="n_tipps = 3")
 
 
 @pytest.mark.parametrize("key", ["mlflow_password", "home"])
 def test_a_secret_or_the_home_is_not_read_from_a_file(tmp_path: Path, key: str) -> None:
     with pytest.raises(UsageError, match="unknown key"):
-        settings_of(tmp_path, here=f'{key} = "x"')
+        load_config(tmp_path, in_folder=f'{key} = "x"')
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml cannot be read: .*line 1"):
-        settings_of(tmp_path, here="n_tips 3")
+        load_config(tmp_path, in_folder="n_tips 3")
 
 
 def test_an_invalid_value_is_refused_with_its_source(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tipbench\.toml: n_tips: .*'0'.*TIPBENCH_SEED: .*'x'"):
-        settings_of(tmp_path, here="n_tips = 0", TIPBENCH_SEED="x")
+        load_config(tmp_path, in_folder="n_tips = 0", TIPBENCH_SEED="x")
 
 
 def test_home_is_the_variable_else_a_local_folder_else_the_users_data(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ INSIDE, OUTSIDE = "http://mlflow:5000", "https://mlflow.example/"
 
 
 def public_url_of(tmp_path: Path, url: str, public: str) -> str | None:
-    """Where links lead for a server, with another address for browsers than for the panel."""
+    """Return the address for links to a server when MLflow has a public address."""
     variables = {"MLFLOW_TRACKING_URI": INSIDE, "TIPBENCH_MLFLOW_PUBLIC_URL": public}
     return load_settings(variables, tmp_path).mlflow.public_url_of(url)
 
@@ -177,16 +177,16 @@ def test_an_invalid_public_address_is_refused_without_its_login(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("key", ["judge_command", "hook_url"])
-def test_a_program_or_address_to_call_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
-    home, here = tmp_path / "home", tmp_path / "here"
-    for folder in (home, here):
-        folder.mkdir()
-    (here / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/planted"\nn_tips = 4\n')
-    found = load_settings({"TIPBENCH_HOME": str(home)}, here)
+def test_a_command_or_webhook_is_never_read_from_the_working_folder(tmp_path: Path, key: str) -> None:
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    for each in (home, folder):
+        each.mkdir()
+    (folder / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/planted"\nn_tips = 4\n')
+    found = load_settings({"TIPBENCH_HOME": str(home)}, folder)
     assert (found.get(key), found.get("n_tips")) == (None, "4")
     assert found.sources[key].startswith("ignored in ")
     (home / "tipbench.toml").write_text(f'{key} = "http://127.0.0.1/own"\n')
-    assert load_settings({"TIPBENCH_HOME": str(home)}, here).get(key) == "http://127.0.0.1/own"
+    assert load_settings({"TIPBENCH_HOME": str(home)}, folder).get(key) == "http://127.0.0.1/own"
 
 
 @pytest.mark.parametrize("place", ["home", "home/tipbench.toml", "tipbench.toml"])
@@ -195,20 +195,18 @@ def test_a_home_or_file_of_another_user_is_refused(tmp_path: Path, place: str, m
     (tmp_path / place).is_dir() or (tmp_path / place).write_text("n_tips = 4")
     stat, owner = Path.stat, os.geteuid()
 
-    def foreign(path: Path) -> os.stat_result:
+    def stat_as_foreign(path: Path) -> os.stat_result:
         found = stat(path)
         fields = list(found)
         fields[4] = owner + 1 if path == tmp_path / place else found.st_uid
         return os.stat_result(fields)
 
-    monkeypatch.setattr(Path, "stat", lambda path, **_: foreign(path))
+    monkeypatch.setattr(Path, "stat", lambda path, **_: stat_as_foreign(path))
     with pytest.raises(UsageError, match=f"{place} belongs to another user"):
         load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
 
 
-def test_a_file_that_takes_the_place_of_the_checked_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_exchanged_after_its_check_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a shared folder another user may exchange a link between the check and the reading."""
     own, foreign, link = tmp_path / "own.toml", tmp_path / "foreign.toml", tmp_path / "tipbench.toml"
     own.write_text("n_tips = 4")
@@ -217,27 +215,27 @@ def test_a_file_that_takes_the_place_of_the_checked_one_is_refused(
     link.symlink_to(own)
     opened = Path.open
 
-    def exchanged(path: Path, mode: str) -> object:
+    def open_after_exchange(path: Path, mode: str) -> object:
         if path == link:
             link.unlink()
             link.symlink_to(foreign)
         return opened(path, mode)
 
-    monkeypatch.setattr(Path, "open", exchanged)
+    monkeypatch.setattr(Path, "open", open_after_exchange)
     with pytest.raises(UsageError, match="may be changed by other users"):
         load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path)
 
 
-@pytest.mark.parametrize(("members", "fine"), [([], True), (["me"], True), (["me", "www-data"], False)])
-def test_a_file_writable_by_the_users_own_group_is_accepted_unless_others_are_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], fine: bool
+@pytest.mark.parametrize(("members", "is_accepted"), [([], True), (["me"], True), (["me", "www-data"], False)])
+def test_a_group_writable_file_is_accepted_unless_the_group_has_other_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str], is_accepted: bool
 ) -> None:
     path = tmp_path / "tipbench.toml"
     path.write_text("n_tips = 4")
     path.chmod(0o660)
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_name="me"))
     monkeypatch.setattr(grp, "getgrgid", lambda _gid: SimpleNamespace(gr_name="me", gr_mem=members))
-    with contextlib.nullcontext() if fine else pytest.raises(UsageError, match="may be changed by other users"):
+    with contextlib.nullcontext() if is_accepted else pytest.raises(UsageError, match="may be changed by other users"):
         assert load_settings({"TIPBENCH_HOME": str(tmp_path / "home")}, tmp_path).collect_config({}).n_tips == 4
 
 

@@ -19,7 +19,7 @@ FIRST = "CREATE TABLE colours (name TEXT NOT NULL) STRICT; INSERT INTO colours V
 SECOND = "INSERT INTO colours SELECT name || 'dish' FROM colours;"
 
 
-def opened(path: Path, *migrations: str, wal: bool = False) -> contextlib.closing[Database]:
+def open_database(path: Path, *migrations: str, wal: bool = False) -> contextlib.closing[Database]:
     return contextlib.closing(Database(path, migrations, "The list of colours", wal=wal))
 
 
@@ -34,27 +34,27 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def database(path: Path) -> Iterator[Database]:
-    with opened(path, FIRST) as database:
+    with open_database(path, FIRST) as database:
         yield database
 
 
 @pytest.mark.parametrize("wal", [False, True])
 def test_only_the_owner_may_read_the_files(path: Path, wal: bool) -> None:
-    with opened(path, FIRST, wal=wal):
+    with open_database(path, FIRST, wal=wal):
         for each in (path.parent, *path.parent.iterdir()):
             assert stat.S_IMODE(each.stat().st_mode) & 0o077 == 0, each
 
 
 def test_an_older_file_is_migrated_once(path: Path, database: Database) -> None:
     for _ in range(2):
-        with opened(path, FIRST, SECOND) as newer:
+        with open_database(path, FIRST, SECOND) as newer:
             assert colours(newer) == ["red", "reddish"]
 
 
 @pytest.mark.parametrize("wal", [False, True])
 def test_processes_that_open_a_new_file_at_once_migrate_it_once(path: Path, wal: bool) -> None:
     def names(_: int) -> list[str]:
-        with opened(path, FIRST, SECOND, wal=wal) as database:
+        with open_database(path, FIRST, SECOND, wal=wal) as database:
             return colours(database)
 
     with ThreadPoolExecutor(8) as pool:
@@ -63,16 +63,16 @@ def test_processes_that_open_a_new_file_at_once_migrate_it_once(path: Path, wal:
 
 def test_a_migration_that_fails_changes_nothing(path: Path, database: Database) -> None:
     with pytest.raises(TipbenchError, match="no such table: shapes"):
-        opened(path, FIRST, SECOND + "DROP TABLE shapes")
+        open_database(path, FIRST, SECOND + "DROP TABLE shapes")
     assert colours(database) == ["red"]
 
 
 def test_a_file_of_a_newer_version_is_unchanged(path: Path) -> None:
     with (
-        opened(path, FIRST, SECOND),
+        open_database(path, FIRST, SECOND),
         pytest.raises(UsageError, match=r"newer tipbench .*version 2.*up to 1.*TIPBENCH_HOME"),
     ):
-        opened(path, FIRST)
+        open_database(path, FIRST)
 
 
 def test_a_transaction_that_fails_changes_nothing(database: Database) -> None:
@@ -91,27 +91,27 @@ def test_an_error_names_the_file_and_the_next_step(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"not a database " * 100)
     with pytest.raises(TipbenchError, match=r"^The list of colours at .*file\.sqlite cannot be used: .*restore it"):
-        opened(path, FIRST)
+        open_database(path, FIRST)
 
 
 # Group commit
 
 
 class Writer:
-    """A group commit into a table of names, which a test may hold up."""
+    """A group commit into a table of names, which a test can delay."""
 
     def __init__(self, database: Database, capacity: int = 100) -> None:
         self.database = database
-        self.failures = 0
+        self.n_failures = 0
         self.lock = threading.RLock()
         self.commits = GroupCommit(database, "colours", 1, capacity=capacity, lock=self.lock, on_failure=self._failed)
 
     def _failed(self) -> None:
-        self.failures += 1
+        self.n_failures += 1
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the thread from committing; a first row makes sure that the rest forms one batch."""
+    def hold(self) -> Iterator[None]:
+        """Delay the commit thread. It has taken a first row, so all rows inserted meanwhile form one batch."""
         with self.database.transaction():
             self.commits.insert(("first",))
             while self.commits.n_waiting:
@@ -128,7 +128,7 @@ def writer(database: Database) -> Iterator[Writer]:
 
 def test_rows_queued_during_a_commit_are_committed_together_in_order(writer: Writer) -> None:
     names = [f"colour {number}" for number in range(99)]
-    with writer.held():
+    with writer.hold():
         futures = {writer.commits.insert((name,)) for name in names}
         assert len(futures) == 1
         assert not next(iter(futures)).done()
@@ -137,10 +137,10 @@ def test_rows_queued_during_a_commit_are_committed_together_in_order(writer: Wri
     assert not writer.commits.insert(("last",)).cancel()  # a client that disconnects must not cancel it for others
 
 
-def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(database: Database) -> None:
+def test_a_full_queue_is_refused_and_statements_are_executed_in_order(database: Database) -> None:
     writer = Writer(database, capacity=2)
     with contextlib.closing(writer.commits):
-        with writer.held():
+        with writer.hold():
             writer.commits.insert(("a",))
             writer.commits.insert(("b",))
             with pytest.raises(QueueFull, match="At most 2 entries may wait for the disk; 2 are waiting"):
@@ -153,12 +153,12 @@ def test_a_full_queue_is_refused_and_a_statement_is_executed_in_its_place(databa
 
 
 def test_a_failed_commit_fails_all_that_is_queued_by_then_and_later_rows_succeed(writer: Writer) -> None:
-    with writer.held():
-        kept = writer.commits.insert(("kept",))
+    with writer.hold():
+        future = writer.commits.insert(("kept",))
         writer.commits.execute("INSERT INTO shapes VALUES (1)", ())
     with pytest.raises(TipbenchError, match="no such table: shapes"):
-        kept.result()
-    assert writer.failures == 1
+        future.result()
+    assert writer.n_failures == 1
     writer.commits.insert(("later",)).result()
     assert colours(writer.database) == ["red", "first", "later"]
 

@@ -22,7 +22,7 @@ EXPECTED = json.loads((DATA / "expected.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home folder of the server that wrote the data."""
     home = tmp_path_factory.mktemp("recorded")
     (home / "serve").mkdir(mode=0o700)
@@ -35,23 +35,25 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_the_log_is_rebuilt_to_the_same_bytes_and_exported_with_all_entries(recorded: Path, tmp_path: Path) -> None:
-    tipbench("state", "rebuild", home=recorded)
-    tipbench("state", "export", "--dir", str(tmp_path / "state"), home=recorded)
+def test_the_log_is_rebuilt_to_the_same_bytes_and_exported_with_all_entries(
+    recorded_home: Path, tmp_path: Path
+) -> None:
+    tipbench("state", "rebuild", home=recorded_home)
+    tipbench("state", "export", "--dir", str(tmp_path / "state"), home=recorded_home)
     exported = {path.name: path.read_bytes() for path in (tmp_path / "state").iterdir()}
     assert exported == {path.name: path.read_bytes() for path in (DATA / "state").iterdir()}
-    lines = [json.loads(line) for line in tipbench("events", "export", home=recorded).stdout.splitlines()]
+    lines = [json.loads(line) for line in tipbench("events", "export", home=recorded_home).stdout.splitlines()]
     assert dict(Counter(str(line["signal"]) for line in lines)) == EXPECTED["signals"]
-    assert len(tipbench("events", "export", "--format", "dsjson", home=recorded).stdout.splitlines()) == 53
-    words = ("events", "evaluate", "--policy", "egreedy/v3", "--logged-by", "egreedy/v1")
-    found = tipbench_json(*words, "--catalogue", str(DATA / "catalogue.toml"), home=recorded)
+    assert len(tipbench("events", "export", "--format", "dsjson", home=recorded_home).stdout.splitlines()) == 53
+    arguments = ("events", "evaluate", "--policy", "egreedy/v3", "--logged-by", "egreedy/v1")
+    found = tipbench_json(*arguments, "--catalogue", str(DATA / "catalogue.toml"), home=recorded_home)
     assert (found["decisions"], found["users"]) == (EXPECTED["decisions"], 1)
-    assert [one["scale"] for one in found["validity"]] == ["composite", "relevance", "actionability", "tone"]
+    assert [row["scale"] for row in found["validity"]] == ["composite", "relevance", "actionability", "tone"]
 
 
-def test_a_server_goes_on_with_the_store(recorded: Path) -> None:
+def test_a_server_continues_with_the_store(recorded_home: Path) -> None:
     options = ("--catalogue", str(DATA / "catalogue.toml"), "--prior", str(DATA / "prior.json"))
-    with serve_process(recorded, *options) as (client, _):
+    with serve_process(recorded_home, *options) as (client, _):
         policies = client.get("/policies").json()
         assert (policies["active"], policies["shadows"]["egreedy-v2-shadow"]["enabled"]) == ("egreedy/v2", True)
         assert policies["shadows"]["linucb-shadow"]["enabled"] is False
@@ -64,5 +66,5 @@ def test_a_server_goes_on_with_the_store(recorded: Path) -> None:
         for user, event, status in (("eve", "e0", 404), ("ben", "b0", 409), ("ana", "late", 409)):
             reward = {"user_id": user, "event_id": event, "reward": 0.5}
             assert client.post("/reward", json=reward).status_code == status, event
-    undone = tipbench_json("promote", "undo", home=recorded)
+    undone = tipbench_json("promote", "undo", home=recorded_home)
     assert (undone["candidate"], undone["baseline"]) == ("egreedy/v1", "egreedy/v2")

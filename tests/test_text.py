@@ -1,4 +1,4 @@
-"""Numbers, names and times as people read them, and text that a terminal cannot act on."""
+"""Numbers, names and times formatted for people, and texts without control sequences."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ class ResourceLock:
                 os.close(fd)
 
     def _wait_for_lock(self, fd: int, *, wait: bool, report: Callable[[str], None], timeout_s: float | None) -> bool:
-        """Lock the file and return whether it had to wait. Reports each holder that it waits for once."""
+        """Lock the file and return whether it had to wait. Reports each new holder."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reported: str | None = None
         while not try_lock(fd, self._path):

@@ -1,1 +1,1 @@
-"""Tests of the DAG: a package, so that its fixtures are its own. Not Airflow, which is never in this environment."""
+"""Tests of the DAG. Not the package Airflow, which has its own environment."""

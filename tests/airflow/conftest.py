@@ -12,31 +12,31 @@ from support.real_airflow import ROOT, DagProgram, RealAirflow
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """All of them need Airflow's environment; their own waits end before pytest's limit and show what was seen."""
+    """Mark all tests here: they need a real Airflow, and their waits of minutes end before this timeout."""
     item.add_marker(pytest.mark.real)
     item.add_marker(pytest.mark.timeout(1800))
 
 
 @pytest.fixture
 def airflow(airflow: RealAirflow) -> Iterator[RealAirflow]:
-    """The shared one: it runs, and no run of a test goes on after it, so that one failure is not the next one's too."""
+    """The shared Airflow, running. The test's runs are ended after it, because they would delay the next test."""
     yield airflow.start()
     airflow.end_runs()
 
 
 @pytest.fixture(scope="session")
 def mlflow_url(airflow_mlflow_url: str) -> str:
-    """The one that the shared Airflow's worker is configured for."""
+    """The MLflow that the shared Airflow's worker uses."""
     return airflow_mlflow_url
 
 
 @pytest.fixture(scope="session")
 def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, worker_home: Path) -> DagProgram:
-    """With its own migrated database, and the pool."""
+    """The program with its own migrated Airflow database and the pool."""
     folder = tmp_path_factory.mktemp("dag")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))}
+    base = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW_", "TIPBENCH_", "MLFLOW_"))}
     environment = {
-        **kept,
+        **base,
         "PYTHONPATH": str(ROOT / "src"),
         "AIRFLOW_HOME": str(folder / "home"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -46,6 +46,6 @@ def dag_program(tmp_path_factory: pytest.TempPathFactory, real_mlflow_url: str, 
         "TIPBENCH_HOME": str(worker_home),
     }
     program = DagProgram(environment, folder)
-    for words in (("db", "migrate"), ("pools", "set", "ollama", "1", "one model at a time")):
-        program.run("airflow", *words)
+    for arguments in (("db", "migrate"), ("pools", "set", "ollama", "1", "one model at a time")):
+        program.run("airflow", *arguments)
     return program

@@ -1,6 +1,6 @@
 """Run by Airflow's own Python: describes the DAG or runs it in one process; writes JSON to TIPBENCH_OUTPUT.
 
-python dag_program.py describe '{"usual": {}, "two hosts": {"TIPBENCH_OLLAMA_HOSTS": "a=http://a:1,b=http://b:1"}}'
+python dag_program.py describe '{"default": {}, "two hosts": {"TIPBENCH_OLLAMA_HOSTS": "a=http://a:1,b=http://b:1"}}'
 python dag_program.py run '{"models": "baseline:template"}'
 """
 
@@ -20,28 +20,28 @@ from typing import Any
 DAG = "bench_collect"
 
 
-def _bag() -> Any:
-    kind = importlib.import_module("airflow.dag_processing.dagbag").DagBag
-    return kind(dag_folder=os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+def _load_dags() -> Any:
+    bag_class = importlib.import_module("airflow.dag_processing.dagbag").DagBag
+    return bag_class(dag_folder=os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
 
 
 def describe(environments: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """What the DAG is with each of these variables."""
+    """Describe the DAG with each of these sets of environment variables."""
     importlib.import_module("airflow.sdk")
     importlib.import_module("airflow.providers.standard.operators.hitl")
-    usual = dict(os.environ)
+    original = dict(os.environ)
     description = {}
     for name, extra in environments.items():
         os.environ.clear()
-        os.environ.update(usual, **extra)
-        description[name] = _described()
+        os.environ.update(original, **extra)
+        description[name] = _describe_dag()
     return description
 
 
-def _described() -> dict[str, Any]:
+def _describe_dag() -> dict[str, Any]:
     """Import errors, and the properties of each task."""
-    seconds = min(_parsing() for _ in range(3))
-    bag = _bag()
+    seconds = min(_parse_seconds() for _ in range(3))
+    bag = _load_dags()
     dag = bag.dags.get(DAG)
     return {
         "errors": bag.import_errors,
@@ -52,18 +52,18 @@ def _described() -> dict[str, Any]:
         "defaults": dag.params.validate() if dag else {},
         "schedule": type(dag.timetable).__name__ if dag else "",
         "paused": dag.is_paused_upon_creation if dag else None,
-        "tasks": {task.task_id: _task(task) for task in dag.tasks} if dag else {},
+        "tasks": {task.task_id: _describe_task(task) for task in dag.tasks} if dag else {},
     }
 
 
-def _parsing() -> float:
+def _parse_seconds() -> float:
     began = time.perf_counter()
-    with suppress(ValueError):  # a list of hosts that is wrong on purpose
+    with suppress(ValueError):  # some tests set an invalid list of hosts
         runpy.run_path(str(Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "bench_dag.py"))
     return time.perf_counter() - began
 
 
-def _task(task: Any) -> dict[str, Any]:
+def _describe_task(task: Any) -> dict[str, Any]:
     return {
         "kind": type(task).__name__,
         "pool": task.pool,
@@ -77,7 +77,7 @@ def _task(task: Any) -> dict[str, Any]:
 
 def run(conf: dict[str, Any]) -> dict[str, Any]:
     """`dag.test()`: every task of the DAG in this process."""
-    bag = _bag()
+    bag = _load_dags()
     dag = bag.dags[DAG]
     importlib.import_module("airflow.models.serialized_dag")
     done = dag.test(run_conf=conf)
@@ -85,10 +85,10 @@ def run(conf: dict[str, Any]) -> dict[str, Any]:
         {"task": ti.task_id, "map_index": ti.map_index, "state": str(ti.state), "tries": ti.try_number}
         for ti in done.get_task_instances()
     ]
-    return {"state": str(done.state), "tasks": states, "handed_on": _handed_on(done.run_id)}
+    return {"state": str(done.state), "tasks": states, "xcoms": _find_xcoms(done.run_id)}
 
 
-def _handed_on(run_id: str) -> list[dict[str, Any]]:
+def _find_xcoms(run_id: str) -> list[dict[str, Any]]:
     """Every XCom of the run."""
     model = importlib.import_module("airflow.models.xcom").XComModel
     create_session = importlib.import_module("airflow.utils.session").create_session
@@ -98,6 +98,6 @@ def _handed_on(run_id: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    task, given = sys.argv[1], json.loads(sys.argv[2])
-    description = describe(given) if task == "describe" else run(given)
-    Path(os.environ["TIPBENCH_OUTPUT"]).write_text(json.dumps(description), "utf-8")
+    command, value = sys.argv[1], json.loads(sys.argv[2])
+    output = describe(value) if command == "describe" else run(value)
+    Path(os.environ["TIPBENCH_OUTPUT"]).write_text(json.dumps(output), "utf-8")

@@ -6,21 +6,21 @@ import re
 import shlex
 import subprocess
 
-from support.real_airflow import ENDED, ROOT, RealAirflow, fresh
+from support.experiments import recorded_runs
+from support.real_airflow import ENDED, ROOT, RealAirflow, unique_name
 from support.scripted_ollama import ModelSpec, ScriptedOllama
-from tipbench.record.mlflow import MlflowStore
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text("utf-8")
 
 
-def test_the_documented_trigger_commands_collect_what_is_installed(
-    airflow: RealAirflow, scripted: ScriptedOllama, mlflow_url: str
+def test_the_documented_trigger_commands_collect_the_installed_models(
+    airflow: RealAirflow, scripted_ollama: ScriptedOllama, mlflow_url: str
 ) -> None:
-    scripted.add_model(ModelSpec("qwen2.5:0.5b"))  # of the default models the only one; the others are skipped
+    scripted_ollama.add_model(ModelSpec("qwen2.5:0.5b"))  # the other default models are missing and skipped
     lines = re.findall(r"^    (airflow dags trigger .+)$", PAGE, flags=re.MULTILINE)
     assert ["--conf" in line for line in lines] == [False, True]
     for line in lines:
-        run_id = fresh("typed")
+        run_id = unique_name("typed")
         variables = shlex.quote(str(airflow.folder / "airflow" / "airflow.env"))
         typed = f". {variables} && {line} --run-id {run_id}"
         done = subprocess.run(
@@ -32,13 +32,8 @@ def test_the_documented_trigger_commands_collect_what_is_installed(
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        assert airflow.wait_for(run_id, ENDED) == "success", airflow.states(run_id)
-        assert airflow.states(run_id)["collect qwen2.5:0.5b"] == "success"
-    with MlflowStore(mlflow_url) as store:
-        for name, cells in (("tip-bench-auto", 24), ("tip-bench-moved", 8)):
-            experiment = store.experiment(name)
-            assert experiment is not None
-            recorded = list(
-                store.search(experiment.experiment_id, where={"kind": "cell", "params.model": "qwen2.5:0.5b"})
-            )
-            assert len(recorded) >= cells
+        assert airflow.wait_for(run_id, ENDED) == "success", airflow.task_states(run_id)
+        assert airflow.task_states(run_id)["collect qwen2.5:0.5b"] == "success"
+    for experiment, cells in (("tip-bench-auto", 24), ("tip-bench-moved", 8)):
+        runs = recorded_runs(mlflow_url, experiment)
+        assert sum(run.params["model"] == "qwen2.5:0.5b" for run in runs) >= cells

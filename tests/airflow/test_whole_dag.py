@@ -11,35 +11,25 @@ from typing import Any
 import pytest
 
 from support.command import tipbench, tipbench_json
-from support.real_airflow import DagProgram, airflow_environment, fresh
+from support.experiments import recorded_runs
+from support.real_airflow import DagProgram, airflow_environment, unique_name
 from support.scripted_ollama import ScriptedOllama
-from tipbench.record.mlflow import MlflowStore
 
-PATH = re.compile(r"""(^|[\s"'=(])(~?/|\.\.?/|file:|[A-Za-z]:\\)""")  # of a file or folder, not of a web page
+PATH = re.compile(r"""(^|[\s"'=(])(~?/|\.\.?/|file:|[A-Za-z]:\\)""")  # a path of a file or folder, not a URL
 CONF = {"prompts": "v1", "n_tips": 2, "n_scenarios": 2, "num_predict": 48}
 
 
 @pytest.fixture(scope="module")
 def mlflow_url(real_mlflow_url: str) -> str:
-    """MLflow itself is part of what is tested here."""
+    """A real MLflow, which is part of the tested flow."""
     return real_mlflow_url
 
 
-def keys(mlflow_url: str, experiment: str) -> list[str]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        return sorted(run.tags["cell_key"] for run in store.search(found.experiment_id, where={"kind": "cell"}))
+def cell_keys(mlflow_url: str, experiment: str) -> list[str]:
+    return sorted(run.tags["cell_key"] for run in recorded_runs(mlflow_url, experiment))
 
 
-def kinds(mlflow_url: str, experiment: str) -> list[str]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        return [run.tags["kind"] for run in store.search(found.experiment_id, where={})]
-
-
-def states(result: Any) -> dict[str, list[str]]:
+def task_states(result: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for each in result["tasks"]:
         found.setdefault(each["task"], []).append(each["state"])
@@ -48,10 +38,10 @@ def states(result: Any) -> dict[str, list[str]]:
 
 def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program: DagProgram, mlflow_url: str) -> None:
     models = ["baseline:template", "embedded:smollm2:135m", "embedded:none"]
-    experiment = fresh("tip-bench-dag-test")
+    experiment = unique_name("tip-bench-dag-test")
     result = dag_program("run", json.dumps({**CONF, "models": models, "experiment": experiment}))
     assert result["state"] == "success", result["tasks"]
-    assert states(result) == {
+    assert task_states(result) == {
         "plan": ["success"],
         "share": ["success"],
         "collect": ["success", "success"],
@@ -61,39 +51,40 @@ def test_the_whole_dag_runs_on_the_template_and_the_embedded_engine(dag_program:
         "compare": ["success"],
         "outcome": ["success"],
     }
-    assert len(keys(mlflow_url, experiment)) == 4
-    assert {"refused", "judging", "leaderboard", "collection"} <= set(kinds(mlflow_url, experiment))
-    handed_on = {each["task"]: json.dumps(each["value"]) for each in result["handed_on"]}
-    assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(handed_on)
-    assert not [task for task, value in handed_on.items() if PATH.search(value)]
+    assert len(cell_keys(mlflow_url, experiment)) == 4
+    for kind in ("refused", "judging", "leaderboard", "collection"):
+        assert recorded_runs(mlflow_url, experiment, kind), kind
+    xcoms = {each["task"]: json.dumps(each["value"]) for each in result["xcoms"]}
+    assert {"plan", "share", "collect", "unload", "export_for_judge", "compare"} <= set(xcoms)
+    assert not [task for task, value in xcoms.items() if PATH.search(value)]
 
 
 def test_the_command_and_the_dag_make_the_same_cells_and_nothing_twice(
-    dag_program: DagProgram, mlflow_url: str, scripted: ScriptedOllama, home: Path
+    dag_program: DagProgram, mlflow_url: str, scripted_ollama: ScriptedOllama, home: Path
 ) -> None:
-    by_command, by_dag = fresh("tip-bench-by-command"), fresh("tip-bench-by-dag")
-    conf = {**CONF, "models": "alpha:135m", "mlflow_url": mlflow_url, "ollama_url": scripted.url}
+    by_command, by_dag = unique_name("tip-bench-by-command"), unique_name("tip-bench-by-dag")
+    conf = {**CONF, "models": "alpha:135m", "mlflow_url": mlflow_url, "ollama_url": scripted_ollama.url}
     words = [f"--{key.replace('_', '-')}={value}" for key, value in conf.items()]
-    before = len(scripted.log.calls())
+    before = len(scripted_ollama.log.calls())
     tipbench("collect", *words, f"--experiment={by_command}", home=home)
-    worker = {"OLLAMA_HOST": scripted.url, "MLFLOW_TRACKING_URI": mlflow_url}
+    worker = {"OLLAMA_HOST": scripted_ollama.url, "MLFLOW_TRACKING_URI": mlflow_url}
     assert dag_program("run", json.dumps({**conf, "experiment": by_dag}), **worker)["state"] == "success"
-    sent = len(scripted.log.calls()) - before
+    sent = len(scripted_ollama.log.calls()) - before
     assert dag_program("run", json.dumps({**conf, "experiment": by_command}), **worker)["state"] == "success"
     assert tipbench_json("collect", *words, f"--experiment={by_dag}", home=home)["generated"] == 0
-    assert keys(mlflow_url, by_command) == keys(mlflow_url, by_dag)
-    assert len(keys(mlflow_url, by_dag)) == 2
-    assert sent == len(scripted.log.calls()) - before == 4
+    assert cell_keys(mlflow_url, by_command) == cell_keys(mlflow_url, by_dag)
+    assert len(cell_keys(mlflow_url, by_dag)) == 2
+    assert sent == len(scripted_ollama.log.calls()) - before == 4
 
 
-def test_models_are_spread_over_the_hosts_that_answer_one_at_a_time_on_each(dag_program: DagProgram) -> None:
+def test_models_are_spread_over_the_available_hosts_one_at_a_time_on_each(dag_program: DagProgram) -> None:
     models = ("alpha:135m", "beta:135m", "delta:135m", "gamma:135m")
     with ScriptedOllama(models=models) as first, ScriptedOllama(models=models) as second:
         hosts = f"away=http://127.0.0.1:9,first={first.url},second={second.url}"
-        conf = {**CONF, "models": list(models), "experiment": fresh("tip-bench-many-hosts")}
+        conf = {**CONF, "models": list(models), "experiment": unique_name("tip-bench-many-hosts")}
         result = dag_program("run", json.dumps(conf), TIPBENCH_OLLAMA_HOSTS=hosts)
         assert result["state"] == "success", result["tasks"]
-        assert states(result)["collect_on_away"] == ["skipped"]
+        assert task_states(result)["collect_on_away"] == ["skipped"]
         for server in (first, second):
             assert sorted(len(server.log.calls(model)) for model in models) == [0, 0, 2, 2]
             assert (server.log.max_resident, server.resident) == (1, ())
@@ -105,7 +96,7 @@ def test_an_unknown_key_fails_the_plan_and_nothing_is_collected(dag_program: Dag
     assert result["state"] == "failed"
     (plan,) = [each for each in result["tasks"] if each["task"] == "plan"]
     assert (plan["state"], plan["tries"]) == ("failed", 1)
-    assert states(result)["collect"] == ["upstream_failed"]
+    assert task_states(result)["collect"] == ["upstream_failed"]
 
 
 def test_core_without_extras_installs_next_to_airflow() -> None:

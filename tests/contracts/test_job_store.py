@@ -50,7 +50,7 @@ def store(path: Path) -> Iterator[JobStore]:
         yield opened
 
 
-def moved(store: JobStore, job: Job, *states: JobState) -> Job:
+def move_through(store: JobStore, job: Job, *states: JobState) -> Job:
     for state in states:
         found = store.move(job.id, store.get(job.id).state, state)
         assert found is not None
@@ -70,7 +70,7 @@ def test_a_request_round_trips(store: JobStore) -> None:
 def test_an_accepted_job_survives_the_process(path: Path) -> None:
     with JobStore(path) as store:
         job = store.add(REQUEST, "key-1")[0]
-        moved(store, job, RUNNING, LOST)
+        move_through(store, job, RUNNING, LOST)
     with JobStore(path) as store:
         assert store.get(job.id).state is LOST
         assert store.add(REQUEST, "key-1")[1] is False
@@ -78,7 +78,7 @@ def test_an_accepted_job_survives_the_process(path: Path) -> None:
 
 def test_the_same_key_and_request_give_the_same_job(store: JobStore) -> None:
     first, _ = store.add(REQUEST, "key-1")
-    moved(store, first, RUNNING)
+    move_through(store, first, RUNNING)
     again, new = store.add(replace(REQUEST, started_by="ben"), "key-1")
     assert (again.id, new, again.state) == (first.id, False, RUNNING)
 
@@ -112,9 +112,9 @@ def test_the_same_key_on_two_panels_makes_one_job(path: Path) -> None:
             job, new = store.add(REQUEST, "key-1")
             return job.id, new
 
-    made = in_threads(8, add)
-    assert len({job_id for job_id, _ in made}) == 1
-    assert sum(new for _, new in made) == 1
+    created = in_threads(8, add)
+    assert len({job_id for job_id, _ in created}) == 1
+    assert sum(new for _, new in created) == 1
 
 
 def test_many_panels_can_create_the_store_at_once(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ DAY_S = 86_400.0
 
 
 @pytest.fixture
-def later(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
-    """A store whose clock is advanced by the test."""
+def store_with_clock(path: Path) -> Iterator[tuple[JobStore, Callable[[float], None]]]:
+    """A store, and a function that advances its clock by days."""
     now = [1_000_000.0]
     with JobStore(path, clock=lambda: now[0]) as opened:
         yield opened, lambda days: now.__setitem__(0, now[0] + days * DAY_S)
@@ -155,14 +155,14 @@ def test_a_job_is_found_by_its_key(store: JobStore) -> None:
     assert store.by_key("key-2") is None
 
 
-def test_only_jobs_that_ended_long_ago_are_expired(later: tuple[JobStore, Callable[[float], None]]) -> None:
-    store, pass_days = later
+def test_only_jobs_that_ended_long_ago_are_expired(store_with_clock: tuple[JobStore, Callable[[float], None]]) -> None:
+    store, pass_days = store_with_clock
     old = [store.add(REQUEST)[0] for _ in range(4)]
-    moved(store, old[0], RUNNING, JobState.SUCCEEDED)
-    moved(store, old[1], RUNNING)
-    moved(store, old[2], RUNNING, LOST)
+    move_through(store, old[0], RUNNING, JobState.SUCCEEDED)
+    move_through(store, old[1], RUNNING)
+    move_through(store, old[2], RUNNING, LOST)
     pass_days(80)
-    young = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
+    young = move_through(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     assert store.expired(90 * DAY_S) == []
     pass_days(11)
     assert [job.id for job in store.expired(90 * DAY_S)] == [old[0].id, old[2].id]
@@ -172,20 +172,20 @@ def test_only_jobs_that_ended_long_ago_are_expired(later: tuple[JobStore, Callab
 
 
 def test_a_lost_job_may_be_removed_unless_it_has_come_back(store: JobStore) -> None:
-    gone, back = (moved(store, store.add(REQUEST)[0], RUNNING, LOST) for _ in range(2))
-    moved(store, back, RUNNING)
+    gone, back = (move_through(store, store.add(REQUEST)[0], RUNNING, LOST) for _ in range(2))
+    move_through(store, back, RUNNING)
     assert store.remove(gone.id)
     assert not store.remove(back.id)
 
 
-def test_a_retried_job_is_kept_as_long_as_its_retry(later: tuple[JobStore, Callable[[float], None]]) -> None:
-    store, pass_days = later
-    old = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
+def test_a_retried_job_is_kept_as_long_as_its_retry(store_with_clock: tuple[JobStore, Callable[[float], None]]) -> None:
+    store, pass_days = store_with_clock
+    old = move_through(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     pass_days(91)
     again = retry(store, old.id).job
     assert store.expired(90 * DAY_S) == []
     assert store.remove(old.id) is False
-    moved(store, again, RUNNING, JobState.SUCCEEDED)
+    move_through(store, again, RUNNING, JobState.SUCCEEDED)
     pass_days(91)
     assert [job.id for job in store.expired(90 * DAY_S)] == [again.id]
     assert store.remove(again.id)
@@ -196,13 +196,13 @@ def test_a_retried_job_is_kept_as_long_as_its_retry(later: tuple[JobStore, Calla
 
 def test_an_active_job_cannot_be_removed(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING)]:
-        job = moved(store, store.add(REQUEST)[0], *states)
+        job = move_through(store, store.add(REQUEST)[0], *states)
         assert store.remove(job.id) is False
         assert store.get(job.id) == job
 
 
 def test_the_key_of_a_removed_job_can_be_used_again(store: JobStore) -> None:
-    job = moved(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.SUCCEEDED)
+    job = move_through(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.SUCCEEDED)
     assert store.remove(job.id)
     assert store.remove(job.id) is False
     again, new = store.add(REQUEST, "key-1")
@@ -218,20 +218,20 @@ def test_a_job_that_does_not_exist_is_missing(store: JobStore) -> None:
 
 
 def test_the_list_is_newest_first_and_pages_are_complete(store: JobStore) -> None:
-    made = [store.add(REQUEST)[0].id for _ in range(25)]
-    seen, after, pages = [], None, 0
+    created = [store.add(REQUEST)[0].id for _ in range(25)]
+    ids, after, pages = [], None, 0
     while pages == 0 or after is not None:
         page = store.page(limit=10, after=after)
-        seen += [job.id for job in page.items]
+        ids += [job.id for job in page.items]
         after, pages = page.next, pages + 1
         store.add(REQUEST)  # new jobs do not move the pages
-    assert (seen, pages) == (made[::-1], 3)
+    assert (ids, pages) == (created[::-1], 3)
 
 
 def test_the_list_can_be_filtered(store: JobStore) -> None:
     judge = store.add(replace(REQUEST, kind=JobKind.JUDGE))[0]
     other = store.add(replace(REQUEST, experiment="tip-bench-b"))[0]
-    moved(store, other, RUNNING)
+    move_through(store, other, RUNNING)
     store.add(REQUEST)
     assert [job.id for job in store.page(JobFilter(kind=JobKind.JUDGE)).items] == [judge.id]
     assert [job.id for job in store.page(JobFilter(experiment="tip-bench-b")).items] == [other.id]
@@ -263,31 +263,31 @@ def test_a_cancel_of_a_starting_job_is_saved(store: JobStore) -> None:
 
 
 def test_an_ended_job_cannot_be_cancelled(store: JobStore) -> None:
-    job = moved(store, store.add(REQUEST)[0], RUNNING, JobState.SUCCEEDED)
+    job = move_through(store, store.add(REQUEST)[0], RUNNING, JobState.SUCCEEDED)
     with pytest.raises(JobConflict, match="has already succeeded"):
         store.request_cancel(job.id)
 
 
 def test_a_retry_is_a_new_job_that_names_the_old_one(store: JobStore) -> None:
-    old = moved(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.FAILED)
-    made = retry(store, old.id, started_by="ben")
-    assert made.new
-    assert (made.job.retry_of, made.job.started_by, made.job.state) == (old.id, "ben", JobState.QUEUED)
-    assert (made.job.arguments, made.job.private) == (old.arguments, old.private)
-    assert made.job.key is None
+    old = move_through(store, store.add(REQUEST, "key-1")[0], RUNNING, JobState.FAILED)
+    created = retry(store, old.id, started_by="ben")
+    assert created.new
+    assert (created.job.retry_of, created.job.started_by, created.job.state) == (old.id, "ben", JobState.QUEUED)
+    assert (created.job.arguments, created.job.private) == (old.arguments, old.private)
+    assert created.job.key is None
 
 
 def test_a_double_click_on_retry_makes_one_retry_at_a_time(store: JobStore) -> None:
-    old = moved(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
+    old = move_through(store, store.add(REQUEST)[0], RUNNING, JobState.FAILED)
     first = retry(store, old.id)
     assert retry(store, old.id).job.id == first.job.id
-    moved(store, first.job, RUNNING, JobState.FAILED)
+    move_through(store, first.job, RUNNING, JobState.FAILED)
     assert retry(store, old.id).new
 
 
 def test_a_running_or_succeeded_job_is_not_retried(store: JobStore) -> None:
     for states in [(), (RUNNING,), (RUNNING, JobState.WAITING), (RUNNING, JobState.SUCCEEDED)]:
-        job = moved(store, store.add(REQUEST)[0], *states)
+        job = move_through(store, store.add(REQUEST)[0], *states)
         with pytest.raises(JobConflict, match="can be retried"):
             retry(store, job.id)
 

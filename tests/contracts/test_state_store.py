@@ -38,7 +38,7 @@ def test_a_document_set_aside_is_gone_from_the_store(store: StateStore) -> None:
     assert store.load(B) == {"egreedy/v1": b"whole"}
 
 
-def test_an_erase_deletes_the_users_files_also_those_set_aside(tmp_path: Path) -> None:
+def test_an_erase_deletes_all_files_of_the_user_including_those_set_aside(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.save({(A, "egreedy/v1"): b"half a docum", (A, TALLIES): b"whole", (B, "egreedy/v1"): b"whole"})
     store.set_aside(A, "egreedy/v1")

@@ -1,1 +1,1 @@
-"""Tests of deploy/: a package, so that its rules are found by one name."""
+"""Tests of deploy/, and their helpers."""

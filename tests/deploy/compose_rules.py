@@ -1,4 +1,4 @@
-"""The rules of the Compose specification that our file could break, and our own: what is wrong, in sentences."""
+"""Rules for deploy/compose.yaml, of the Compose specification and our own; a violation is a sentence."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ CONDITIONS = {"service_started", "service_healthy", "service_completed_successfu
 RESTART = re.compile(r"no|always|unless-stopped|on-failure(:\d+)?")
 DURATION = re.compile(r"(\d+(h|m|s|ms|us))+")
 NAME = re.compile(r"[a-zA-Z0-9._-]+")
-PORT = re.compile(r"127\.0\.0\.1:(\$\{[A-Z_]+:-\d+\}|\d+):\d+")
+LOCAL_PORT = re.compile(r"127\.0\.0\.1:(\$\{[A-Z_]+:-\d+\}|\d+):\d+")
 SENSITIVE = re.compile(r"PASSWORD|TOKEN|SECRET|_KEY")
 FROM_OUTSIDE = re.compile(r"\$\{[A-Z_]+:(\?[^}]+|-)\}")  # required with a reason, or empty by default
 
 
-def problems(compose: Mapping[str, Any]) -> list[str]:
-    """Everything that is wrong with a compose file that was read."""
+def find_problems(compose: Mapping[str, Any]) -> list[str]:
+    """Return the violations in a parsed compose file."""
     services = compose.get("services", {})
     return [
         *(f"{key} is no top-level element" for key in set(compose) - TOP if not key.startswith("x-")),
         *(f"the project's name {name!r} is not in small letters" for name in [compose.get("name", "")]
           if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name)),
-        *(fault for name, service in services.items() for fault in _service(name, service, compose)),
-        *(f"the secret {name} has {len(SECRET_SOURCES & set(given))} sources"
-          for name, given in compose.get("secrets", {}).items() if len(set(given) & SECRET_SOURCES) != 1),
+        *(problem for name, service in services.items() for problem in _service_problems(name, service, compose)),
+        *(f"the secret {name} has {len(SECRET_SOURCES & set(source))} sources"
+          for name, source in compose.get("secrets", {}).items() if len(set(source) & SECRET_SOURCES) != 1),
     ]  # fmt: skip
 
 
-def _service(name: str, service: Mapping[str, Any], compose: Mapping[str, Any]) -> Iterator[str]:
+def _service_problems(name: str, service: Mapping[str, Any], compose: Mapping[str, Any]) -> Iterator[str]:
     if not NAME.fullmatch(name):
         yield f"{name!r} is no name of a service"
     yield from (f"{name}: {key} is no attribute of a service" for key in set(service) - SERVICE)
     if not {"image", "build"} & set(service):
         yield f"{name}: has neither image nor build"
-    yield from _image(name, service)
-    yield from _restart(name, service)
-    yield from _health(name, service)
-    yield from _depends(name, service, compose["services"])
-    yield from _mounts(name, service, compose)
+    yield from _image_problems(name, service)
+    yield from _restart_problems(name, service)
+    yield from _health_problems(name, service)
+    yield from _dependency_problems(name, service, compose["services"])
+    yield from _mount_problems(name, service, compose)
     yield from (
-        f"{name}: publishes {port} beyond this machine" for port in service.get("ports", ()) if not _local(port)
+        f"{name}: publishes {port} beyond this machine"
+        for port in service.get("ports", ())
+        if not LOCAL_PORT.fullmatch(str(port))
     )
-    yield from _environment(name, service.get("environment", {}))
+    yield from _environment_problems(name, service.get("environment", {}))
 
 
-def _image(name: str, service: Mapping[str, Any]) -> Iterator[str]:
+def _image_problems(name: str, service: Mapping[str, Any]) -> Iterator[str]:
     image = str(service.get("image", ""))
     if image and (":" not in image or image.endswith(":latest")):
         yield f"{name}: the image {image} has no version"
@@ -63,13 +65,13 @@ def _image(name: str, service: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{name}: {key} is no attribute of a build" for key in set(build) - BUILD)
 
 
-def _restart(name: str, service: Mapping[str, Any]) -> Iterator[str]:
+def _restart_problems(name: str, service: Mapping[str, Any]) -> Iterator[str]:
     restart = service.get("restart", "")
     if not isinstance(restart, str) or not RESTART.fullmatch(restart):
         yield f"{name}: restart is {restart!r}"
 
 
-def _health(name: str, service: Mapping[str, Any]) -> Iterator[str]:
+def _health_problems(name: str, service: Mapping[str, Any]) -> Iterator[str]:
     health = service.get("healthcheck")
     if health is None:
         if service.get("restart") != "no":
@@ -86,9 +88,9 @@ def _health(name: str, service: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: retries is no number"
 
 
-def _depends(name: str, service: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[str]:
-    for other, how in service.get("depends_on", {}).items():
-        condition = how.get("condition")
+def _dependency_problems(name: str, service: Mapping[str, Any], services: Mapping[str, Any]) -> Iterator[str]:
+    for other, dependency in service.get("depends_on", {}).items():
+        condition = dependency.get("condition")
         target = services.get(other)
         if target is None:
             yield f"{name}: depends on {other}, which is not there"
@@ -102,7 +104,7 @@ def _depends(name: str, service: Mapping[str, Any], services: Mapping[str, Any])
             yield f"{name}: depends on {other}, which is only there with a profile"
 
 
-def _mounts(name: str, service: Mapping[str, Any], compose: Mapping[str, Any]) -> Iterator[str]:
+def _mount_problems(name: str, service: Mapping[str, Any], compose: Mapping[str, Any]) -> Iterator[str]:
     for mount in service.get("volumes", ()):
         source, _, target = str(mount).partition(":")
         if not target.startswith("/"):
@@ -114,13 +116,9 @@ def _mounts(name: str, service: Mapping[str, Any], compose: Mapping[str, Any]) -
             yield f"{name}: the secret {secret} is not declared"
 
 
-def _environment(name: str, variables: Mapping[str, Any]) -> Iterator[str]:
+def _environment_problems(name: str, variables: Mapping[str, Any]) -> Iterator[str]:
     for key, value in variables.items():
         if not isinstance(value, str):
             yield f"{name}: {key} is {value!r}, not a text; YAML reads it as something else"
         elif SENSITIVE.search(key) and not key.endswith("_FILE") and not FROM_OUTSIDE.fullmatch(value):
             yield f"{name}: {key} is written down, or has a default"
-
-
-def _local(port: object) -> bool:
-    return bool(PORT.fullmatch(str(port)))

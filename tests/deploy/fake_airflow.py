@@ -1,6 +1,6 @@
 """A fake of the command `airflow`: records its calls, and serves the REST API that airflow/local.py uses.
 
-STAND_IN_BROKEN has it tell of a DAG that cannot be read, STAND_IN_ENDS names a part that ends by itself.
+FAKE_BROKEN_DAG reports a DAG that cannot be read; FAKE_EXIT names a part that ends by itself.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ LONG_AGO, SOON = "2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
 HEALTHY = {part: {"status": "healthy"} for part in ("metadatabase", "scheduler", "dag_processor")}
 
 
-def note(*words: str) -> None:
-    """In one write: three processes share the file."""
-    with (Path(os.environ["AIRFLOW_HOME"]) / "noted").open("a", encoding="utf-8") as file:
+def record_call(*words: str) -> None:
+    """Append to the list of calls, in one write: three processes share the file."""
+    with (Path(os.environ["AIRFLOW_HOME"]) / "calls").open("a", encoding="utf-8") as file:
         file.write(f"{' '.join(words)}\n")
 
 
-class Answers(BaseHTTPRequestHandler):
+class AirflowApi(BaseHTTPRequestHandler):
     """The used part of Airflow's REST API. The DAG is parsed again after its first request."""
 
-    read: ClassVar = [LONG_AGO]
+    parsed_at: ClassVar = [LONG_AGO]
 
     def do_GET(self) -> None:
-        read_at = self.read[-1]
-        pools = POOLS if read_at == SOON else ("ollama",)
+        parsed_at = self.parsed_at[-1]
+        pools = POOLS if parsed_at == SOON else ("ollama",)
         if self.path == "/api/v2/dags/bench_collect":
-            self.read.append(SOON)
+            self.parsed_at.append(SOON)
         broken = [{"filename": "bench_dag.py", "stack_trace": "ValueError: the list of hosts is wrong"}]
         responses = {
             "/api/v2/monitor/health": HEALTHY,
-            "/api/v2/importErrors": {"import_errors": broken if os.environ.get("STAND_IN_BROKEN") else []},
-            "/api/v2/dags/bench_collect": {"last_parsed_time": read_at},
+            "/api/v2/importErrors": {"import_errors": broken if os.environ.get("FAKE_BROKEN_DAG") else []},
+            "/api/v2/dags/bench_collect": {"last_parsed_time": parsed_at},
             "/api/v2/dags/bench_collect/tasks": {
                 "tasks": [{"pool": pool} for pool in ("default_pool", *pools, *pools)]
             },
@@ -50,7 +50,7 @@ class Answers(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/auth/token":
             return self._respond(201, {"access_token": f"of-{body['username']}"})
-        note("made", body["name"], str(body["slots"]), "by", self.headers["Authorization"])
+        record_call("made", body["name"], str(body["slots"]), "by", self.headers["Authorization"])
         return self._respond(201, body)
 
     def _respond(self, status: int, body: Any) -> None:
@@ -60,17 +60,17 @@ class Answers(BaseHTTPRequestHandler):
 
 
 def end(*_: object) -> None:
-    note("ended", sys.argv[1])
+    record_call("ended", sys.argv[1])
     os._exit(0)
 
 
 def main() -> None:
-    note(*sys.argv[1:])
-    if sys.argv[1] in ("db", "dags") or sys.argv[1] == os.environ.get("STAND_IN_ENDS"):
+    record_call(*sys.argv[1:])
+    if sys.argv[1] in ("db", "dags") or sys.argv[1] == os.environ.get("FAKE_EXIT"):
         return
     signal.signal(signal.SIGTERM, end)
     if sys.argv[1] == "api-server":
-        HTTPServer(("127.0.0.1", int(os.environ["AIRFLOW__API__PORT"])), Answers).serve_forever()
+        HTTPServer(("127.0.0.1", int(os.environ["AIRFLOW__API__PORT"])), AirflowApi).serve_forever()
     while True:
         signal.pause()
 

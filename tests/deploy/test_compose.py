@@ -1,4 +1,4 @@
-"""The compose file keeps to the specification's rules and to ours: health checks, no default password, no open port."""
+"""The compose file follows the specification and our rules: health checks, no default password, no open port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deploy.compose_rules import problems
+from deploy.compose_rules import find_problems
 
 yaml: Any = importlib.import_module("yaml")  # it comes with MLflow, without types
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -30,11 +30,11 @@ def compose() -> dict[str, Any]:
     return copy.deepcopy(read)
 
 
-def test_nothing_is_wrong_with_the_compose_file(compose: dict[str, Any]) -> None:
-    assert problems(compose) == []
+def test_the_compose_file_follows_all_rules(compose: dict[str, Any]) -> None:
+    assert find_problems(compose) == []
 
 
-def test_a_planted_fault_is_found(compose: dict[str, Any]) -> None:
+def test_a_violation_is_found(compose: dict[str, Any]) -> None:
     for service, key, value, expected in [
         ("panel", "restrat", "always", "restrat is no attribute"),
         ("panel", "restart", "sometimes", "restart is 'sometimes'"),
@@ -52,7 +52,7 @@ def test_a_planted_fault_is_found(compose: dict[str, Any]) -> None:
         ("ollama", "image", "ollama/ollama:latest", "has no version"),
     ]:
         compose["services"][service][key] = value
-        assert [fault for fault in problems(compose) if expected in fault]
+        assert [problem for problem in find_problems(compose) if expected in problem]
 
 
 def test_ollama_keeps_one_model_in_memory(compose: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def test_airflow_starts_only_with_its_profile(compose: dict[str, Any]) -> None:
     assert always == {"mlflow", "ollama", "panel"}
 
 
-def test_the_example_names_every_variable_without_a_value_for_any() -> None:
+def test_the_example_names_every_variable_and_has_no_values() -> None:
     example = dict(
         line.split("=", 1) for line in (DEPLOY / ".env.example").read_text("utf-8").splitlines() if "=" in line[:60]
         and not line.startswith("#")
@@ -75,7 +75,7 @@ def test_the_example_names_every_variable_without_a_value_for_any() -> None:
     assert {name for name in used if name.startswith("TIPBENCH_")} <= set(example)
 
 
-def test_the_file_with_the_secrets_is_never_committed_packed_or_sent_to_a_builder() -> None:
+def test_the_file_with_the_secrets_is_never_committed_packed_or_copied_into_an_image() -> None:
     assert ".env" in (DEPLOY / ".gitignore").read_text("utf-8").split()
     packed = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     assert "deploy/.env" in packed["sdist"]["exclude"]
@@ -83,7 +83,7 @@ def test_the_file_with_the_secrets_is_never_committed_packed_or_sent_to_a_builde
 
 
 def test_the_database_is_healthy_when_it_answers_over_tcp(compose: dict[str, Any]) -> None:
-    """The server that fills a new one answers on a socket only, and is gone a moment later."""
+    """A temporary server that creates the database listens on a socket only, and stops soon."""
     assert "--host=127.0.0.1" in compose["services"]["airflow-db"]["healthcheck"]["test"]
 
 
@@ -106,9 +106,9 @@ def test_production_providers_of_airflow_have_exact_versions() -> None:
 
 
 def test_every_environment_has_the_latest_pip_and_setuptools() -> None:
-    made = re.findall(r"-m venv .*", (DEPLOY.parent / "Makefile").read_text("utf-8"))
-    assert len(made) == 2
-    assert all("--upgrade-deps" in line for line in made)
+    commands = re.findall(r"-m venv .*", (DEPLOY.parent / "Makefile").read_text("utf-8"))
+    assert len(commands) == 2
+    assert all("--upgrade-deps" in line for line in commands)
     installed = re.findall(r"pip install .*", (DEPLOY / "Dockerfile").read_text("utf-8"))
     assert installed[0] == "pip install --upgrade pip setuptools"
 
@@ -136,7 +136,7 @@ def has_compose() -> bool:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not has_compose(), reason="docker compose is not here; the rules above are checked all the same")
+@pytest.mark.skipif(not has_compose(), reason="docker compose is missing; the rules above are still checked")
 @pytest.mark.parametrize("profile", [(), ("--profile", "airflow")])
 def test_docker_compose_accepts_the_file(profile: tuple[str, ...]) -> None:
     secrets = dict.fromkeys(SECRETS, "a-secret-only-for-this-test")

@@ -1,5 +1,4 @@
-"""airflow/local.py with a fake Airflow: reports errors, and leaves nothing behind. The real one is in
-tests/airflow."""
+"""airflow/local.py with a fake Airflow: reports errors, and leaves no process behind. tests/airflow uses a real one."""
 
 from __future__ import annotations
 
@@ -36,9 +35,10 @@ class LocalAirflow:
     def home(self) -> Path:
         return self.folder / "home"
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+        command: list[str | Path] = [sys.executable, ROOT / "airflow" / "local.py", "--home", self.home]
         process = subprocess.Popen(
-            [sys.executable, ROOT / "airflow" / "local.py", "--home", self.home, "--environment", self.folder, *words],
+            [*command, "--environment", self.folder, *options],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -49,13 +49,13 @@ class LocalAirflow:
         self.stack.callback(process.send_signal, signal.SIGTERM)
         return process
 
-    def up(self) -> tuple[subprocess.Popen[str], Any]:
+    def start_and_wait(self) -> tuple[subprocess.Popen[str], Any]:
         process = self.start()
         assert process.stdout is not None
         return process, json.loads(process.stdout.readline())
 
-    def noted(self) -> list[str]:
-        return (self.home / "noted").read_text("utf-8").splitlines()
+    def calls(self) -> list[str]:
+        return (self.home / "calls").read_text("utf-8").splitlines()
 
 
 @pytest.fixture
@@ -83,23 +83,23 @@ def test_a_port_that_is_taken_is_reported_before_anything_is_set_up(local: Local
         output = process.communicate(timeout=30)[1]
     assert f"port {port}" in output
     assert "AIRFLOW_PORT=" in output
-    assert not (local.home / "noted").exists()
+    assert not (local.home / "calls").exists()
 
 
 def test_a_second_airflow_in_the_same_home_is_refused(local: LocalAirflow) -> None:
-    local.up()
+    local.start_and_wait()
     second = local.start()
     assert f"An Airflow already runs in {local.home}" in second.communicate(timeout=30)[1]
-    assert local.noted().count("db migrate") == 1
+    assert local.calls().count("db migrate") == 1
 
 
-def test_each_pool_that_the_dag_names_once_it_is_read_gets_one_slot_unless_it_is_there(local: LocalAirflow) -> None:
-    local.up()
-    assert [line for line in local.noted() if line.startswith("made")] == [f"made {POOLS[1]} 1 by Bearer of-admin"]
+def test_each_missing_pool_of_the_parsed_dag_is_created_with_one_slot(local: LocalAirflow) -> None:
+    local.start_and_wait()
+    assert [line for line in local.calls() if line.startswith("made")] == [f"made {POOLS[1]} 1 by Bearer of-admin"]
 
 
 def test_the_settings_written_for_a_panel_work_and_are_private(local: LocalAirflow) -> None:
-    _, output = local.up()
+    _, output = local.start_and_wait()
     script = f'. {local.home / "panel.env"} && echo "$TIPBENCH_AIRFLOW_URL $TIPBENCH_AIRFLOW_USERNAME" && printenv'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == f"{output['url']} bench"
@@ -108,17 +108,17 @@ def test_the_settings_written_for_a_panel_work_and_are_private(local: LocalAirfl
         assert stat.S_IMODE((local.home / name).stat().st_mode) == 0o600
 
 
-def test_a_dag_that_cannot_be_read_ends_it_with_the_reason(local: LocalAirflow) -> None:
-    process = local.start(STAND_IN_BROKEN="yes")
+def test_a_dag_that_cannot_be_read_ends_airflow_with_the_reason(local: LocalAirflow) -> None:
+    process = local.start(FAKE_BROKEN_DAG="yes")
     output = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert "ValueError: the list of hosts is wrong" in output
     assert "cannot read bench_dag.py" in output
-    assert len([line for line in local.noted() if line.startswith("ended")]) == 3
+    assert len([line for line in local.calls() if line.startswith("ended")]) == 3
 
 
 def test_a_part_that_ends_unexpectedly_is_named(local: LocalAirflow) -> None:
-    process = local.start(STAND_IN_ENDS="dag-processor")
+    process = local.start(FAKE_EXIT="dag-processor")
     output = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert "dag-processor has exited" in output
@@ -128,16 +128,16 @@ def test_a_part_that_ends_unexpectedly_is_named(local: LocalAirflow) -> None:
 def test_the_scheduler_ends_first_and_the_server_last_on_any_number_of_signals(
     local: LocalAirflow, number: signal.Signals
 ) -> None:
-    process, _ = local.up()
+    process, _ = local.start_and_wait()
     for _ in range(3):
         process.send_signal(number)
     assert process.wait(timeout=30) == 130
-    assert local.noted()[-3:] == ["ended scheduler", "ended dag-processor", "ended api-server"]
+    assert local.calls()[-3:] == ["ended scheduler", "ended dag-processor", "ended api-server"]
 
 
 def test_no_log_server_listens_for_other_machines(local: LocalAirflow) -> None:
-    local.up()
-    assert {"scheduler --skip-serve-logs", "dag-processor", "api-server"} <= set(local.noted())
+    local.start_and_wait()
+    assert {"scheduler --skip-serve-logs", "dag-processor", "api-server"} <= set(local.calls())
 
 
 def test_an_environment_that_was_not_created_completely_is_not_ready(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_an_environment_that_was_not_created_completely_is_not_ready(tmp_path: P
     make_venv = 'for last; do :; done && mkdir -p "$last/bin" && cp /bin/false "$last/bin/python"'
     python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {make_venv}\nexit 0\n', "utf-8")
     python.chmod(0o755)
-    words = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    make = ["make", "-C", str(ROOT), "airflow-environment", f"PYTHON={python}", f"AIRFLOW_VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(make, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert (tmp_path / "venv" / "bin" / "python").exists()
     assert not (tmp_path / "venv" / ".ready").exists()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.command import start_tipbench, tipbench
+from support.experiments import find_experiment
 from support.judging import SheetDriver, fill, items_of, metrics_of, record_cells
 from support.polling import eventually
 from support.scripted_mlflow import Json, ScriptedMlflow
@@ -39,23 +40,23 @@ class KillingMlflow(ScriptedMlflow):
     def __init__(self) -> None:
         super().__init__()
         self._client: subprocess.Popen[bytes] | None = None
-        self._at, self._after, self._started = ("", 0), False, threading.Event()
-        self._seen: Counter[str] = Counter()
+        self._kill_at, self._after, self._started = ("", 0), False, threading.Event()
+        self._requests: Counter[str] = Counter()
 
-    def run_and_kill(self, *words: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
+    def run_and_kill(self, *arguments: str, home: Path, log: Path, at: tuple[str, int], after: bool) -> None:
         """Run a command and kill it at the nth request to a path; `at` is (path, n)."""
-        self._seen.clear()
+        self._requests.clear()
         self._started.clear()
-        self._at, self._after = at, after
-        self._client = start_tipbench(*words, home=home, log=log)
+        self._kill_at, self._after = at, after
+        self._client = start_tipbench(*arguments, home=home, log=log)
         self._started.set()
         code = self._client.wait(120)
-        self._at = ("", 0)
+        self._kill_at = ("", 0)
         assert code == -signal.SIGKILL, f"{at} was never reached:\n{log.read_text()[-2000:]}"
 
     def answer(self, path: str, body: Json) -> Json:
-        self._seen[path] += 1
-        killing = (path, self._seen[path]) == self._at
+        self._requests[path] += 1
+        killing = (path, self._requests[path]) == self._kill_at
         if killing and not self._after:
             self._kill()
         answer = super().answer(path, body)
@@ -91,16 +92,15 @@ def test_a_collect_killed_at_each_step_ends_complete(home: Path, mlflow: Killing
         chats, max_resident = server.log.calls(), server.log.max_resident
 
     with MlflowStore(mlflow.url) as store:
-        experiment = store.experiment(EXPERIMENT)
-        assert experiment is not None
-        everything = list(store.search(experiment.experiment_id, where={"kind": "cell"}, include_half_written=True))
-        texts = {run.run_id: store.get(run.run_id)[1] for run in everything}
-    assert [run.status for run in everything] == ["FINISHED"] * CELLS
-    assert len({run.tags["cell_key"] for run in everything}) == CELLS
-    for run in everything:
+        experiment_id = find_experiment(store, EXPERIMENT).experiment_id
+        runs = list(store.search(experiment_id, where={"kind": "cell"}, include_half_written=True))
+        texts = {run.run_id: store.get(run.run_id)[1] for run in runs}
+    assert [run.status for run in runs] == ["FINISHED"] * CELLS
+    assert len({run.tags["cell_key"] for run in runs}) == CELLS
+    for run in runs:
         _check_texts(texts[run.run_id], run.metrics)
     assert max_resident == 1
-    _check_no_finished_cell_was_requested_again(chats, everything)
+    _check_no_finished_cell_was_requested_again(chats, runs)
     assert list((home / "journal").rglob("*.jsonl")) == []
 
 
@@ -139,27 +139,27 @@ def test_an_apply_killed_at_each_step_is_all_or_nothing_for_each_item(
     options = ("judge", "apply", str(file), "--mlflow-url", mlflow.url)
     with MlflowStore(mlflow.url) as store:
         driver = SheetDriver(store, record_cells(store, experiment=EXPERIMENT, prompts="v1", n_scenarios=6))
-        judging = driver.export("anna", seed=1).stored
+        stored_sheet = driver.export("anna", seed=1).stored
         versions: list[dict[str, Any]] = []
         for seed in (1, 2):  # new scores, then revised ones
-            versions.append(fill(judging, seed=seed))
+            versions.append(fill(stored_sheet, seed=seed))
             file.write_text(json.dumps(versions[-1]))
             for nth, after in ((1, False), (1, True), (4, False)):
                 at = ("runs/log-batch", nth)
                 mlflow.run_and_kill(*options, home=home, log=tmp_path / "log", at=at, after=after)
-                _check_nothing_is_mixed(driver, judging, versions)
+                _check_nothing_is_mixed(driver, stored_sheet, versions)
             tipbench(*options, home=home)
-        runs, scores, last = driver.cells(), driver.scores(), items_of(versions[-1], judging)
+        runs, scores, last = driver.cells(), driver.scores(), items_of(versions[-1], stored_sheet)
     assert len(runs) == 12
     for run_id, run in runs.items():
         assert (run.state, run.tags["judge_pending"], run.tags["held"]) == ("judged", "false", "false")
         numbers = metrics_of(last[run_id])
         assert {name: run.metrics[name] for name in numbers} == pytest.approx(numbers)
         history = [[dict(tip.scores) for tip in given.tips] for given in scores[run_id].history]
-        assert history == [_scores(versions[0], judging, run_id)], "each version once, in order"
+        assert history == [_scores(versions[0], stored_sheet, run_id)], "each version once, in order"
 
 
-def _check_nothing_is_mixed(driver: SheetDriver, judging: StoredSheet, versions: list[dict[str, Any]]) -> None:
+def _check_nothing_is_mixed(driver: SheetDriver, stored_sheet: StoredSheet, versions: list[dict[str, Any]]) -> None:
     """Check that each cell has the scores of one version: the one being applied or the one before."""
     found = driver.store.read(driver.experiment.experiment_id, where={"kind": "cell"}, texts=[SCORES])
     for run, texts in found:
@@ -169,11 +169,11 @@ def _check_nothing_is_mixed(driver: SheetDriver, judging: StoredSheet, versions:
             assert "composite" not in run.metrics
             continue
         tips = [dict(tip.scores) for tip in given.tips]
-        item = next(items_of(raw, judging)[run.run_id] for raw in reversed(versions)
-                    if _scores(raw, judging, run.run_id) == tips)  # fmt: skip
+        item = next(items_of(raw, stored_sheet)[run.run_id] for raw in reversed(versions)
+                    if _scores(raw, stored_sheet, run.run_id) == tips)  # fmt: skip
         assert run.state == "judged"
         assert run.metrics["composite"] == pytest.approx(metrics_of(item)["composite"])
 
 
-def _scores(raw: dict[str, Any], judging: StoredSheet, run_id: str) -> list[dict[str, int]]:
-    return [tip["scores"] for tip in items_of(raw, judging)[run_id]["tips"]]
+def _scores(raw: dict[str, Any], stored_sheet: StoredSheet, run_id: str) -> list[dict[str, int]]:
+    return [tip["scores"] for tip in items_of(raw, stored_sheet)[run_id]["tips"]]

@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 
 from support.command import start_tipbench, tipbench, tipbench_json
+from support.experiments import recorded_runs
 from support.mlflow_server import RealMlflow
 from support.polling import eventually
 from support.real_ollama import RealOllama
 from support.scripted_ollama import ScriptedProcess
 from tipbench.record.journal import count_unstored
-from tipbench.record.mlflow import MlflowStore
 
 pytestmark = pytest.mark.process
 
@@ -24,12 +24,7 @@ CELLS = 6
 
 
 def count_cells(mlflow_url: str, experiment: str, status: str = "FINISHED") -> int:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        if found is None:
-            return 0
-        cells = store.search(found.experiment_id, where={"kind": "cell"})
-        return sum(run.status == status for run in cells)
+    return sum(run.status == status for run in recorded_runs(mlflow_url, experiment))
 
 
 def wait_until(check: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A grid on real servers: an Ollama with three models of different blobs, an MLflow, the real command."""
+"""A grid with the real command on real servers: an Ollama with three models of different blobs, and an MLflow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from uuid import uuid4
 import pytest
 
 from support.command import tipbench, tipbench_json
+from support.experiments import recorded_runs
 from support.real_ollama import PsWatcher, RealOllama
-from tipbench.record.mlflow import MlflowStore
-from tipbench.record.run import StoredRun
 
 MODELS = ("alpha:135m", "beta:135m", "gamma:135m")
 SMALL = ("--n-tips", "2", "--num-predict", "16", "--num-ctx", "2048")
@@ -26,13 +25,6 @@ pytestmark = pytest.mark.process
 @pytest.fixture(scope="module")
 def mlflow_url(real_mlflow_url: str) -> str:
     return real_mlflow_url
-
-
-def runs(mlflow_url: str, experiment: str, kind: str = "cell") -> list[StoredRun]:
-    with MlflowStore(mlflow_url) as store:
-        found = store.experiment(experiment)
-        assert found is not None
-        return list(store.search(found.experiment_id, where={"kind": kind}))
 
 
 def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
@@ -47,9 +39,9 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         done = tipbench(*options, home=home)
     assert watcher.max_resident == 1
-    assert watcher.seen == set(MODELS)
+    assert watcher.all_models == set(MODELS)
 
-    recorded = runs(mlflow_url, experiment)
+    recorded = recorded_runs(mlflow_url, experiment)
     assert len(recorded) == CELLS
     assert {run.status for run in recorded} == {"FINISHED"}
     assert ollama.loads - before == 3
@@ -63,7 +55,7 @@ def test_three_models_and_three_prompts_with_one_set_of_weights_in_memory(
         assert run.metrics["latency_s"] > 0
         assert run.tags["truncated"] == "false"
 
-    (collection,) = runs(mlflow_url, experiment, "collection")
+    (collection,) = recorded_runs(mlflow_url, experiment, "collection")
     assert collection.metrics["most_resident"] == 1
     assert collection.metrics["handovers"] == 3
     assert "most models resident at once: 1" in done.stderr
@@ -79,14 +71,14 @@ def test_unload_call_loads_once_for_every_cell(home: Path, ollama: RealOllama, m
     grid = (*SMALL, "--n-scenarios", "2", "--prompts", "v1", "--unload", "call")
     before = ollama.loads
     tipbench("collect", *options, *grid, "--experiment", experiment, home=home)
-    assert len(runs(mlflow_url, experiment)) == 2
+    assert len(recorded_runs(mlflow_url, experiment)) == 2
     assert ollama.loads - before == 2
 
 
 def test_a_model_loaded_by_another_client_is_seen_and_reported(home: Path, ollama: RealOllama, mlflow_url: str) -> None:
     experiment = f"tip-bench-foreign-{uuid4().hex[:8]}"
     options = ("--models", "alpha:135m", "--ollama-url", ollama.url, "--mlflow-url", mlflow_url)
-    other = threading.Thread(target=_load_another_after_one_answer, args=(ollama, chats(ollama)))
+    other = threading.Thread(target=_load_another_after_one_answer, args=(ollama, count_chats(ollama)))
     with PsWatcher(ollama.url, interval_s=0.05) as watcher:
         other.start()
         grid = (*SMALL, "--prompts", "v1", "--n-scenarios", "6", "--evict")
@@ -94,23 +86,23 @@ def test_a_model_loaded_by_another_client_is_seen_and_reported(home: Path, ollam
         other.join()
     assert watcher.max_resident == 2, "the test's second client should have loaded its model as well"
     assert "another client loaded gamma:135m" in done.stderr
-    recorded = runs(mlflow_url, experiment)
+    recorded = recorded_runs(mlflow_url, experiment)
     marked = [run for run in recorded if run.tags.get("foreign_resident") == "true"]
     assert len(recorded) == 6
     assert 0 < len(marked) < 6
-    (collection,) = runs(mlflow_url, experiment, "collection")
+    (collection,) = recorded_runs(mlflow_url, experiment, "collection")
     assert collection.tags["foreign_models"] == "gamma:135m"
     assert collection.metrics["most_resident"] == 2
 
 
-def chats(ollama: RealOllama) -> int:
+def count_chats(ollama: RealOllama) -> int:
     """The number of chat requests in the server's log."""
     return ollama.log_file.read_text("utf-8", "replace").count('"/api/chat"')
 
 
 def _load_another_after_one_answer(ollama: RealOllama, before: int) -> None:
     deadline = time.monotonic() + 120
-    while chats(ollama) == before and time.monotonic() < deadline:
+    while count_chats(ollama) == before and time.monotonic() < deadline:
         time.sleep(0.02)
     body = json.dumps({"model": "gamma:135m", "keep_alive": "3s"}).encode()
     request = urllib.request.Request(f"{ollama.url}/api/generate", body, {"Content-Type": "application/json"})

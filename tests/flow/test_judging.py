@@ -12,6 +12,7 @@ import pytest
 
 import tipbench as package
 from support.command import tipbench, tipbench_json
+from support.experiments import find_experiment
 from support.judging import SheetDriver, fill, fill_csv, items_of, metrics_of
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_file import unescape_cell
@@ -28,14 +29,14 @@ CELLS = 48
 
 
 @dataclass(frozen=True)
-class Place:
+class CollectedExperiment:
     """The experiment, its MLflow, and the suite of its collect."""
 
     driver: SheetDriver
     url: str
     suite: Path
 
-    def judging(self, sheet: str) -> StoredSheet:
+    def stored_sheet(self, sheet: str) -> StoredSheet:
         found = find_sheet(self.driver.store, self.driver.experiment, sheet)
         assert found is not None
         return found
@@ -51,7 +52,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def collected(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectedExperiment]:
     """48 answers whose models, prompts and suite have unmistakable names."""
     suite = tmp_path_factory.mktemp("suite")
     suite.joinpath("suite.toml").write_text(f'name = "{SUITE}"\ntitle = "As tips"\nextends = "tips"\n')
@@ -67,23 +68,23 @@ def place(mlflow_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         )
         tipbench("collect", *options, home=tmp_path_factory.mktemp("home"))
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(EXPERIMENT)
-        assert experiment is not None
-        yield Place(SheetDriver(store, experiment), mlflow_url, suite)
+        yield CollectedExperiment(SheetDriver(store, find_experiment(store, EXPERIMENT)), mlflow_url, suite)
 
 
-def test_a_sheet_of_real_cells_does_not_reveal_their_origin(place: Place, home: Path, tmp_path: Path) -> None:
+def test_a_sheet_of_real_cells_does_not_reveal_their_origin(
+    collected: CollectedExperiment, home: Path, tmp_path: Path
+) -> None:
     needles = {"unmistakable", "zebra", "okapi", "marmalade", "trombone", "rhubarb", SUITE}
     needles |= {"sha256:", "ollama", "latency"}
-    for run in place.driver.cells().values():
+    for run in collected.driver.cells().values():
         needles |= {run.run_id, *(run.tags[name] for name in ("cell_key", "conditions", "collection", "prompt_hash"))}
         needles |= {run.params["model_digest"], run.params["model_digest"].removeprefix("sha256:")[:12]}
         needles |= {run.tags["scenario_hash"], run.tags["cell_seed"]}
     assert len(needles) > 100, sorted(needles)
     out = tmp_path / "sheet.json"
-    raw = place.export(home, out, "--judge", "blind", "--suite", str(place.suite))
+    raw = collected.export(home, out, "--judge", "blind", "--suite", str(collected.suite))
     table = tmp_path / "sheet.csv"
-    place.export(home, table, "--sheet", raw["sheet"], "--format", "csv")
+    collected.export(home, table, "--sheet", raw["sheet"], "--format", "csv")
     for path in (out, table):
         text = path.read_text().lower()
         assert [needle for needle in needles if needle.lower() in text] == []
@@ -91,68 +92,71 @@ def test_a_sheet_of_real_cells_does_not_reveal_their_origin(place: Place, home: 
     assert {frozenset(item) for item in raw["items"]} == {
         frozenset(("item", "sha256", "scenario", "format_ok", "tips"))
     }, "a hidden item has the same keys as any other"
-    hidden = [entry for entry in place.judging(raw["sheet"]).entries if entry.kind is ItemKind.CONTROL]
+    hidden = [entry for entry in collected.stored_sheet(raw["sheet"]).entries if entry.kind is ItemKind.CONTROL]
     assert sum(len(entry.controls) for entry in hidden) >= 40
 
 
-def test_the_round_trip_of_two_judges_on_several_machines(place: Place, home: Path, tmp_path: Path) -> None:
+def test_the_round_trip_of_two_judges_on_several_machines(
+    collected: CollectedExperiment, home: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "anna.json"
-    sheet = place.export(home, out, "--judge", "anna", "--suite", str(place.suite))["sheet"]
-    judging = place.judging(sheet)
-    raw = fill(judging)
+    sheet = collected.export(home, out, "--judge", "anna", "--suite", str(collected.suite))["sheet"]
+    stored_sheet = collected.stored_sheet(sheet)
+    raw = fill(stored_sheet)
     filled = tmp_path / "filled.json"
     filled.write_text(json.dumps(raw))
 
-    elsewhere = tmp_path / "elsewhere"
-    before = place.driver.everything()
-    trial = place.apply(elsewhere, filled, "--dry-run")
+    other_home = tmp_path / "other-home"
+    before = collected.driver.everything()
+    trial = collected.apply(other_home, filled, "--dry-run")
     assert len(trial["changes"]) == len(raw["items"])
-    assert place.driver.everything() == before
+    assert collected.driver.everything() == before
 
-    done = place.apply(elsewhere, filled)
+    done = collected.apply(other_home, filled)
     assert (done["status"], done["applied"]) == ("applied", len(raw["items"]))
     assert (done["unfinished"], done["errors"]) == (0, [])
-    cells = place.driver.cells()
+    cells = collected.driver.cells()
     assert len(cells) == CELLS
     assert {run.tags["judge_pending"] for run in cells.values()} == {"false"}
-    for run_id, item in items_of(raw, judging).items():
+    for run_id, item in items_of(raw, stored_sheet).items():
         numbers = metrics_of(item)
         assert {name: cells[run_id].metrics[name] for name in numbers} == pytest.approx(numbers)
-    counts = {row["experiment"]: row for row in tipbench_json("experiments", "--mlflow-url", place.url, home=elsewhere)}
+    rows = tipbench_json("experiments", "--mlflow-url", collected.url, home=other_home)
+    counts = {row["experiment"]: row for row in rows}
     assert (counts[EXPERIMENT]["judged"], counts[EXPERIMENT]["pending"]) == (CELLS, 0)
 
-    before = place.driver.everything()
-    again = place.apply(tmp_path / "third", filled)
+    before = collected.driver.everything()
+    again = collected.apply(tmp_path / "third", filled)
     assert again["changed"] == 0
-    assert place.driver.everything() == before
+    assert collected.driver.everything() == before
     copy = tmp_path / "copy.json"
-    place.export(tmp_path / "third", copy, "--sheet", sheet)
+    collected.export(tmp_path / "third", copy, "--sheet", sheet)
     assert copy.read_bytes() == out.read_bytes()
 
-    _second_judge(place, home, tmp_path, elsewhere)
+    _apply_second_judge(collected, home, tmp_path, other_home)
 
 
-def _second_judge(place: Place, home: Path, tmp_path: Path, elsewhere: Path) -> None:
+def _apply_second_judge(collected: CollectedExperiment, home: Path, tmp_path: Path, other_home: Path) -> None:
     """Apply a second judge's CSV sheet of shared cells: agreement is computed, and the mean counts."""
     table = tmp_path / "ben.csv"
-    place.export(home, table, "--judge", "ben", "--format", "csv", "--suite", str(place.suite))
+    collected.export(home, table, "--judge", "ben", "--format", "csv", "--suite", str(collected.suite))
     text = table.read_bytes().decode()
     sheet = next(line.split('","')[4] for line in text.splitlines() if line.startswith('"about","sheet"'))
-    judging = place.judging(unescape_cell(sheet))
-    shared = [entry.run_id for entry in judging.entries if entry.kind is ItemKind.CELL]
+    stored_sheet = collected.stored_sheet(unescape_cell(sheet))
+    shared = [entry.run_id for entry in stored_sheet.entries if entry.kind is ItemKind.CELL]
     assert len(shared) == 12, "a fifth of 48, in whole scenarios"
-    before = {run_id: run.metrics["composite"] for run_id, run in place.driver.cells().items()}
-    raw = fill(judging, seed=2)
+    before = {run_id: run.metrics["composite"] for run_id, run in collected.driver.cells().items()}
+    raw = fill(stored_sheet, seed=2)
     table.write_text(fill_csv(text, raw, delimiter="\t"), newline="")
-    assert place.apply(elsewhere, table)["status"] == "applied"
+    assert collected.apply(other_home, table)["status"] == "applied"
 
-    after = place.driver.cells()
-    given = items_of(raw, judging)
+    after = collected.driver.cells()
+    given = items_of(raw, stored_sheet)
     for run_id, composite in before.items():
         both = (composite + metrics_of(given[run_id])["composite"]) / 2 if run_id in given else composite
         assert after[run_id].metrics["composite"] == pytest.approx(both)
-    where = ("--experiment", EXPERIMENT, "--mlflow-url", place.url)
-    status = tipbench_json("judge", "status", *where, home=elsewhere)
+    where = ("--experiment", EXPERIMENT, "--mlflow-url", collected.url)
+    status = tipbench_json("judge", "status", *where, home=other_home)
     assert status["twice"] == 12
     assert all(-1 <= status["alpha"][name] < 0.8 for name in ("relevance", "actionability", "tone"))
     judges = {judge["judge"]: judge["cells"] for judge in status["judges"]}

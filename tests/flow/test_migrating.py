@@ -1,4 +1,4 @@
-"""Every command and request in docs/migrating.md works as written there, in its order."""
+"""Every command and request in docs/migrating.md works as written there, in the order of the page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.command import tipbench
+from support.experiments import find_experiment
 from support.judging import fill
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.sheet_store import find_sheet
@@ -26,34 +27,32 @@ def test_every_mapped_command_runs_in_the_order_of_the_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_url)
     commands = [shlex.split(line)[1:] for line in LINES if line.startswith("tipbench ")]
-    assert [words[0] for words in commands] == ["collect", "judge", "judge", "compare"]
+    assert [arguments[0] for arguments in commands] == ["collect", "judge", "judge", "compare"]
     assert {"--models", "--prompts", "--experiment", "--n-tips", "--diversity", "--max-model-b"} <= set(commands[0])
     outputs = []
     with ScriptedOllama(["qwen2.5:0.5b", "gemma3:1b"]) as ollama:
         monkeypatch.setenv("OLLAMA_HOST", ollama.url)
-        for words in commands:
-            if words[:2] == ["judge", "apply"]:
-                _fill(tmp_path / words[2], mlflow_url)
-            outputs.append(tipbench(*words, home=home))
+        for arguments in commands:
+            if arguments[:2] == ["judge", "apply"]:
+                _fill_sheet(tmp_path / arguments[2], mlflow_url)
+            outputs.append(tipbench(*arguments, home=home))
         assert len(ollama.log.calls()) == 2 * 2 * 8
     assert "qwen2.5:0.5b" in outputs[-1].stdout
 
 
-def _fill(file: Path, mlflow_url: str) -> None:
+def _fill_sheet(file: Path, mlflow_url: str) -> None:
     """Fill in a sheet with the reference scores of its controls."""
     raw = json.loads(file.read_text("utf-8"))
     with MlflowStore(mlflow_url) as store:
-        experiment = store.experiment(raw["experiment"])
-        assert experiment is not None
-        found = find_sheet(store, experiment, raw["sheet"])
+        found = find_sheet(store, find_experiment(store, raw["experiment"]), raw["sheet"])
         assert found is not None
         file.write_text(json.dumps(fill(found)), "utf-8")
 
 
 def test_the_request_of_the_page_is_accepted(home: Path) -> None:
     (line,) = (line for line in LINES if line.startswith("curl "))
-    words = shlex.split(line)
-    url, body = next(word for word in words if word.startswith("http://")), words[words.index("-d") + 1]
+    arguments = shlex.split(line)
+    url, body = next(word for word in arguments if word.startswith("http://")), arguments[arguments.index("-d") + 1]
     assert json.loads(body)["mlflow_url"] == "http://localhost:5000"
     with serve_panel(home, environment={}) as served:
         answer = served.post(url.removeprefix("http://127.0.0.1:5180"), json=json.loads(body))

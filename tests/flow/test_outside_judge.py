@@ -1,4 +1,4 @@
-"""The whole loop without a person: collect → webhook → an external judge → its scores → the leaderboard.
+"""The whole flow without a person: collect → webhook → an external judge → its scores → the leaderboard.
 
 `tipbench panel` and its jobs are processes, the browser is real; the judge is a small HTTP server with the webhook's
 secret and a judge's token.
@@ -51,10 +51,10 @@ class OutsideJudge:
     experiment: str = ""  # deliveries of other tests' experiments are ignored
     panel: str = ""
     token: str = ""
-    begin: threading.Event = field(default_factory=threading.Event)
-    refusals: list[str] = field(default_factory=list)
+    may_start: threading.Event = field(default_factory=threading.Event)
+    refused: list[str] = field(default_factory=list)
     applied: list[Any] = field(default_factory=list)
-    faults: list[BaseException] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     _seen: Seen = field(default_factory=Seen)
     _known: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class OutsideJudge:
         try:
             verify(SECRET, request.headers, request.body, self.clock(), self._seen)
         except DeliveryRefused as exc:
-            self.refusals.append(exc.why)
+            self.refused.append(exc.why)
             return 401
         payload = request.payload
         if payload["experiment"] == self.experiment and payload["id"] not in self._known:
@@ -74,29 +74,29 @@ class OutsideJudge:
 
     def _judge(self, links: dict[str, str]) -> None:
         try:
-            assert self.begin.wait(WAIT_S)
+            assert self.may_start.wait(WAIT_S)
             headers = {"Authorization": f"Bearer {self.token}"}
             with httpx.Client(base_url=self.panel, headers=headers, trust_env=False, timeout=60) as client:
                 sheet = client.post(links["sheets"], json={})
                 assert sheet.status_code == 201, sheet.text
-                applied = client.post(links["apply"], json=filled(sheet.json()))
+                applied = client.post(links["apply"], json=fill_sheet(sheet.json()))
                 assert applied.status_code == 200, applied.text
                 self.applied.append(applied.json())
         except BaseException as exc:  # noqa: BLE001 - the test asserts that there is none
-            self.faults.append(exc)
+            self.errors.append(exc)
 
-    def done(self) -> Any:
+    def wait_for_result(self) -> Any:
         """Wait for the panel's response to the scores and return it."""
         deadline = time.monotonic() + WAIT_S
         while not self.applied:
-            assert not self.faults, self.faults
+            assert not self.errors, self.errors
             assert time.monotonic() < deadline, "no sheet was applied"
             time.sleep(0.05)
         return self.applied[0]
 
 
-def filled(sheet: dict[str, Any]) -> dict[str, Any]:
-    """The sheet with the reference scores of controls, and 3 for all other tips."""
+def fill_sheet(sheet: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the reference scores of controls, and 3 for all other tips."""
     agreed = {control.tip: control.scores for control in load_suite("tips").controls}
     for item in sheet["items"]:
         for tip in item["tips"]:
@@ -105,7 +105,7 @@ def filled(sheet: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
+def start_panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
     """A panel that checks for pending cells every second."""
     environment = {
         "MLFLOW_TRACKING_URI": mlflow_url,
@@ -117,29 +117,29 @@ def panel(home: Path, mlflow_url: str, hook_url: str) -> Iterator[PanelProcess]:
         yield process
 
 
-def with_token(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
+def give_token(process: PanelProcess, judge: OutsideJudge) -> OutsideJudge:
     """Give the judge a token and the panel's address."""
-    made = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
-    judge.token, judge.panel = made.json()["token"], str(process.client.base_url)
+    created = process.client.post(f"{API}/tokens", json={"role": "judge", "name": JUDGE})
+    judge.token, judge.panel = created.json()["token"], str(process.client.base_url)
     return judge
 
 
-def deliveries(process: PanelProcess, experiment: str) -> list[Any]:
-    """The deliveries of one experiment."""
+def list_deliveries(process: PanelProcess, experiment: str) -> list[Any]:
+    """List the deliveries of one experiment."""
     items = process.client.get(f"{API}/hook/deliveries", params={"limit": MAX_LIMIT}).json()["items"]
     return [item for item in items if item["experiment"] == experiment]
 
 
-def until(process: PanelProcess, experiment: str, wanted: Callable[[Any], object]) -> Any:
+def wait_for_delivery(process: PanelProcess, experiment: str, wanted: Callable[[Any], object]) -> Any:
     """Wait until the experiment's delivery meets a condition and return it."""
     deadline = time.monotonic() + WAIT_S
-    while not ((found := deliveries(process, experiment)) and wanted(found[0])):
+    while not ((found := list_deliveries(process, experiment)) and wanted(found[0])):
         assert time.monotonic() < deadline, f"{found}\n{process.stderr}"
         time.sleep(0.1)
     return found[0]
 
 
-def judged(process: PanelProcess, experiment: str) -> int:
+def count_judged(process: PanelProcess, experiment: str) -> int:
     board = process.client.get(f"{API}/leaderboard/{experiment}").json()
     return sum(standing["judged"] for standing in board["references"])
 
@@ -147,25 +147,28 @@ def judged(process: PanelProcess, experiment: str) -> int:
 def test_scores_of_an_outside_judge_reach_the_board_and_its_page(home: Path, mlflow_url: str, browser: Browser) -> None:
     name = f"tip-bench-outside-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
-    with run_hook_receiver(HookReceiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
-        with_token(process, judge)
+    with (
+        run_hook_receiver(HookReceiver(judge.answer)) as receiver,
+        start_panel(home, mlflow_url, receiver.url) as process,
+    ):
+        give_token(process, judge)
         process.wait_for_end(process.run(experiment=name, **SMALL)["id"])
-        until(process, name, lambda delivery: delivery["state"] == "delivered")
-        assert judged(process, name) == 0
+        wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
+        assert count_judged(process, name) == 0
         context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {OPERATOR}"})
         context.set_default_timeout(WAIT_S * 1000)
         page = context.new_page()
         page.goto(f"{process.client.base_url}/experiments/{name}")
         assert not page.locator("#fresh").is_visible()
-        judge.begin.set()
-        result = judge.done()
-        assert judged(process, name) == CELLS
+        judge.may_start.set()
+        result = judge.wait_for_result()
+        assert count_judged(process, name) == CELLS
         page.get_by_text("New results are available.").wait_for()
         page.get_by_role("link", name="Reload").click()
         page.locator("#fresh").wait_for(state="hidden")
         context.close()
         time.sleep(3)  # three checks: the judge's own scores are not new cells
-        assert len(deliveries(process, name)) == 1
+        assert len(list_deliveries(process, name)) == 1
         board = process.client.get(f"{API}/leaderboard/{name}").json()
     assert (result["status"], result["unfinished"], board["provisional"]) == ("applied", 0, False)
     assert [each["judge"] if isinstance(each, dict) else each for each in board["judges"]] == [JUDGE]
@@ -178,21 +181,21 @@ def test_a_receiver_that_was_down_is_notified_later_even_after_the_panel_was_kil
 ) -> None:
     name = f"tip-bench-outside-down-{uuid4().hex[:8]}"
     judge = OutsideJudge(name)
-    judge.begin.set()
+    judge.may_start.set()
     receiver = HookReceiver(judge.answer, port=free_port())
-    with panel(home, mlflow_url, receiver.url) as process:
-        words = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    with start_panel(home, mlflow_url, receiver.url) as process:
+        arguments = [word for key, value in SMALL.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         where = ("--experiment", name, "--mlflow-url", mlflow_url)
-        tipbench("collect", *words, *where, home=home.with_name("another-home"))  # not a job of this panel
-        missed = until(process, name, lambda delivery: delivery["attempts"])
+        tipbench("collect", *arguments, *where, home=home.with_name("another-home"))  # not a job of this panel
+        missed = wait_for_delivery(process, name, lambda delivery: delivery["attempts"])
         assert (missed["state"], missed["attempts"][0]["status"]) == ("queued", None)
         process.kill()
         process.start()
-        with_token(process, judge)
+        give_token(process, judge)
         with run_hook_receiver(receiver):
-            delivered = until(process, name, lambda delivery: delivery["state"] == "delivered")
-            judge.done()
-            assert judged(process, name) == CELLS
+            delivered = wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
+            judge.wait_for_result()
+            assert count_judged(process, name) == CELLS
     assert delivered["id"] == missed["id"]
     assert len(delivered["attempts"]) >= 2
 
@@ -203,23 +206,23 @@ def test_the_receiver_of_the_documentation_works_unchanged(home: Path, tmp_path:
     script.write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)[0], "utf-8")
     with (
         ScriptedMlflow() as mlflow,
-        panel(home, mlflow.url, f"http://127.0.0.1:{port}/tipbench") as process,
+        start_panel(home, mlflow.url, f"http://127.0.0.1:{port}/tipbench") as process,
     ):
-        judge = with_token(process, OutsideJudge())
+        judge = give_token(process, OutsideJudge())
         variables = {**os.environ, "SECRET": SECRET, "PANEL": judge.panel.rstrip("/"), "TOKEN": judge.token}
         with (tmp_path / "log").open("wb") as log:
             receiver = subprocess.Popen([sys.executable, script, str(port)], env=variables, stdout=log, stderr=log)
         try:
             process.wait_for_end(process.run(experiment=name, **SMALL)["id"])
-            until(process, name, lambda delivery: delivery["state"] == "delivered")
-            sheets = history(process, name)
+            wait_for_delivery(process, name, lambda delivery: delivery["state"] == "delivered")
+            sheets = wait_for_sheets(process, name)
         finally:
             receiver.kill()
             receiver.wait(30)
     assert [(sheet["judge"], sheet["finished"]) for sheet in sheets] == [(JUDGE, sheets[0]["items"])]
 
 
-def history(process: PanelProcess, experiment: str) -> list[Any]:
+def wait_for_sheets(process: PanelProcess, experiment: str) -> list[Any]:
     """Wait until a sheet is applied and return the experiment's sheets."""
     deadline = time.monotonic() + WAIT_S
     while not (found := process.client.get(f"{API}/judges/{experiment}").json()["history"]):
@@ -230,21 +233,24 @@ def history(process: PanelProcess, experiment: str) -> list[Any]:
 
 def test_the_judge_refuses_what_is_forged_replayed_or_late(home: Path, mlflow_url: str) -> None:
     judge = OutsideJudge()
-    with run_hook_receiver(HookReceiver(judge.answer)) as receiver, panel(home, mlflow_url, receiver.url) as process:
+    with (
+        run_hook_receiver(HookReceiver(judge.answer)) as receiver,
+        start_panel(home, mlflow_url, receiver.url) as process,
+    ):
         tested = process.client.post(f"{API}/hook/test").json()
         assert (tested["state"], tested["attempts"][0]["status"]) == ("delivered", 202)
         real = next(request for request in receiver.requests if request.payload["id"] == tested["id"])
-        kept = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
-        assert {name.lower() for name in kept} >= {TIME.lower(), DELIVERY.lower()}
+        signed_headers = {name: value for name, value in real.headers.items() if name.lower().startswith("tipbench-")}
+        assert {name.lower() for name in signed_headers} >= {TIME.lower(), DELIVERY.lower()}
         pending = real.body.replace(b'"test"', b'"cells.pending"')
-        judge.refusals.clear()
-        with httpx.Client(headers=kept, trust_env=False) as attacker:
+        judge.refused.clear()
+        with httpx.Client(headers=signed_headers, trust_env=False) as attacker:
             answers = [attacker.post(receiver.url, content=body).status_code for body in (real.body, pending)]
         judge.clock = lambda: time.time() + 301
         late = process.client.post(f"{API}/hook/test").json()
     assert answers == [401, 401]
-    assert judge.refusals[:2] == ["replayed", "forged"]
-    assert "late" in judge.refusals
+    assert judge.refused[:2] == ["replayed", "forged"]
+    assert "late" in judge.refused
     assert late["state"] == "failed"
     assert judge.applied == []
 

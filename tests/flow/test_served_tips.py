@@ -28,8 +28,8 @@ def test_from_collect_to_an_off_policy_check(
     request.addfinalizer(lambda: tipbench("mlflow", "down", home=home))  # the first command starts it
     catalogue = tmp_path / "tips.toml"
 
-    def run(*words: str) -> Any:
-        return tipbench_json(*words, home=home)
+    def run(*arguments: str) -> Any:
+        return tipbench_json(*arguments, home=home)
 
     models = "baseline:template,embedded:smollm2:135m"
     grid = ("--prompts", "v1", "--n-scenarios", "2", "--n-tips", "3", "--num-predict", "48")
@@ -65,7 +65,7 @@ def test_from_collect_to_an_off_policy_check(
     assert own["decisions"] == other["decisions"] == len(WORLD) * WORLD.n_rounds + 1
     assert own["estimates"]["SNIPS"] == pytest.approx(own["logged_reward"]), "its own log values a policy at its mean"
     assert other["weights"]["effective_sample"] < own["weights"]["effective_sample"]
-    assert {one["scale"] for one in own["validity"]} == {"composite", "relevance", "actionability", "tone"}
-    assert {one["correlation"] for one in own["validity"]} == {None}, "fewer than 30 tips are not enough data"
+    assert {row["scale"] for row in own["validity"]} == {"composite", "relevance", "actionability", "tone"}
+    assert {row["correlation"] for row in own["validity"]} == {None}, "fewer than 30 tips are not enough data"
     checked = tipbench("promote", "check", "--candidate", "egreedy/v1", *SMALL, home=home, check=False)
     assert (checked.returncode, "egreedy/v1 may not replace egreedy/v3: clauses a" in checked.stdout) == (1, True)

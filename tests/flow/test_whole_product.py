@@ -20,13 +20,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from support.command import tipbench
+from support.experiments import find_experiment
 from support.judging import fill, items_of
 from support.scripted_ollama import ScriptedOllama
 from tipbench.judge.duels import find_duel
 from tipbench.judge.sheet_store import find_sheet
 from tipbench.record.mlflow import MlflowStore
 from tipbench.record.run import StoredRun
-from tipbench.record.store import Experiment
 
 pytestmark = pytest.mark.process
 
@@ -40,7 +40,7 @@ BOARD_KEYS = {
 }
 
 
-def worth(run: StoredRun, number: int) -> int:
+def true_score(run: StoredRun, number: int) -> int:
     """The score of a tip on every scale: its model's level, or one more by a fixed random draw."""
     coin = random.Random(f"{run.params['model']}{run.params['prompt_version']}{run.params['scenario']}{number}")
     return LEVELS[run.params["model"]] + coin.randint(0, 1)
@@ -54,14 +54,14 @@ class Team:
     folder: Path
     url: str
 
-    def run(self, *words: str, code: int = 0) -> CompletedProcess[str]:
-        done = tipbench(*words, "--mlflow-url", self.url, home=self.home, check=False)
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    def run(self, *arguments: str, code: int = 0) -> CompletedProcess[str]:
+        done = tipbench(*arguments, "--mlflow-url", self.url, home=self.home, check=False)
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         assert "Traceback" not in done.stderr
         return done
 
-    def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(self.run(*words, "--json", code=code).stdout)
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code).stdout)
 
     def store(self) -> MlflowStore:
         return MlflowStore(self.url)
@@ -86,12 +86,12 @@ class Team:
         raw = fill(judging)
         for run_id, item in items_of(raw, judging).items():
             for number, tip in enumerate(item["tips"]):
-                score = max(1, worth(cells[run_id], number) - harsh)
+                score = max(1, true_score(cells[run_id], number) - harsh)
                 tip["scores"] = dict.fromkeys(tip["scores"], score)
         file.write_text(json.dumps(raw), "utf-8")
         return dict(self.json("judge", "apply", str(file)))
 
-    def duel(self, experiment: str, name: str, winner: str) -> dict[str, Any]:
+    def judge_duels(self, experiment: str, name: str, winner: str) -> dict[str, Any]:
         """Export the duels, let one prompt win all of them and apply them; returns the output of apply."""
         file = self.folder / "duels.json"
         self.run("judge", "duel", "--experiment", experiment, "--judge", name, "--out", str(file))
@@ -105,13 +105,7 @@ class Team:
         return dict(self.json("judge", "apply", str(file)))
 
 
-def find_experiment(store: MlflowStore, experiment: str) -> Experiment:
-    found = store.experiment(experiment)
-    assert found is not None
-    return found
-
-
-def pair(row: dict[str, Any]) -> str:
+def pair_name(row: dict[str, Any]) -> str:
     return f"{row['model']}/{row['prompt_version']}"
 
 
@@ -124,34 +118,34 @@ def test_from_collect_to_a_decision(team: Team) -> None:
     with ScriptedOllama(MODELS) as ollama:
         team.collect(ollama.url, MAY, ",".join(MODELS))
         team.collect(ollama.url, JUNE, "alpha:1b", temperature="0.3")
-    _nothing_is_claimed_before_judging(team)
+    _check_that_nothing_is_claimed_before_judging(team)
     assert team.judge(MAY, "anna")["status"] == "applied"
     assert team.judge(MAY, "ben", harsh=1)["status"] == "applied"
 
     board = team.json("compare", MAY)
-    _the_expected_ranking_is_found(board)
-    leader = _every_form_has_the_same_numbers(team, board)
-    _other_questions_get_their_answers(team)
-    _the_gate_opens_and_closes(team)
+    _check_the_ranking(board)
+    leader = _check_that_every_format_has_the_same_numbers(team, board)
+    _check_other_comparisons(team)
+    _check_the_gate(team)
 
     other = MENTOR if leader == ALPHA else ALPHA
-    assert team.duel(MAY, "anna", winner=other.rpartition("/")[2])["status"] == "applied"
+    assert team.judge_duels(MAY, "anna", winner=other.rpartition("/")[2])["status"] == "applied"
     after = team.json("compare", MAY)
-    assert pair(after["duels"]["winner"]) == other
+    assert pair_name(after["duels"]["winner"]) == other
     assert after["verdict"]["text"].startswith(board["verdict"]["text"])
     assert f"{other} wins the duels between the tied rows; duels do not change ranks" in after["verdict"]["text"]
     assert {**after, "duels": None, "verdict": None} == {**board, "duels": None, "verdict": None}
 
-    _a_decision_is_frozen(team, leader, other)
-    _june_is_compared_with_may(team)
+    _check_the_decision(team, leader, other)
+    _check_june_against_may(team)
     with team.store() as store:
-        kept = list(store.search(find_experiment(store, MAY).experiment_id, where={"kind": "leaderboard"}))
-    texts = {run.tags["mlflow.note.content"] for run in kept}
+        boards = list(store.search(find_experiment(store, MAY).experiment_id, where={"kind": "leaderboard"}))
+    texts = {run.tags["mlflow.note.content"] for run in boards}
     assert {board["verdict"]["text"], after["verdict"]["text"]} <= texts
-    assert len({run.tags["tipbench.record"] for run in kept}) == len(kept), "the same board is kept once"
+    assert len({run.tags["tipbench.record"] for run in boards}) == len(boards), "the same board is kept once"
 
 
-def _nothing_is_claimed_before_judging(team: Team) -> None:
+def _check_that_nothing_is_claimed_before_judging(team: Team) -> None:
     nothing = team.json("compare", MAY)
     assert (nothing["verdict"]["leader"], nothing["verdict"]["decided"]) == (None, False)
     assert {row["composite"] for row in nothing["standings"]} == {None}
@@ -160,11 +154,11 @@ def _nothing_is_claimed_before_judging(team: Team) -> None:
     team.run("compare", "whole", code=2)
 
 
-def _the_expected_ranking_is_found(board: dict[str, Any]) -> None:
+def _check_the_ranking(board: dict[str, Any]) -> None:
     assert set(board) >= BOARD_KEYS
     verdict = board["verdict"]
     assert board["judges"] == ["anna", "ben"]
-    assert {pair(verdict["leader"]), *map(pair, verdict["tied_with_leader"])} == {ALPHA, MENTOR}
+    assert {pair_name(verdict["leader"]), *map(pair_name, verdict["tied_with_leader"])} == {ALPHA, MENTOR}
     assert verdict["decided"] is False
     assert verdict["scenarios_needed"] is None, "too close to call"
     rows = board["standings"]
@@ -178,10 +172,10 @@ def _the_expected_ranking_is_found(board: dict[str, Any]) -> None:
     assert sum(board["attribution"].values()) == pytest.approx(1)
 
 
-def _every_form_has_the_same_numbers(team: Team, board: dict[str, Any]) -> str:
+def _check_that_every_format_has_the_same_numbers(team: Team, board: dict[str, Any]) -> str:
     page, svg, png = (team.folder / name for name in ("report.html", "forest.svg", "forest.png"))
     table = team.run("compare", MAY, "--html", str(page), "--plot", str(svg)).stdout
-    assert f"{pair(board['verdict']['leader'])} leads" in table.partition("\n\n")[0]
+    assert f"{pair_name(board['verdict']['leader'])} leads" in table.partition("\n\n")[0]
     assert "What explains the differences: model " in table
     text = page.read_text("utf-8")
     assert all(name in text for name in (*MODELS, *PROMPTS))
@@ -193,12 +187,12 @@ def _every_form_has_the_same_numbers(team: Team, board: dict[str, Any]) -> str:
     markdown = team.run("compare", MAY, "--format", "md", "--plot", str(png)).stdout
     assert markdown.count("\n| ") == 8
     assert png.read_bytes().startswith(b"\x89PNG")
-    return pair(board["verdict"]["leader"])
+    return pair_name(board["verdict"]["leader"])
 
 
-def _other_questions_get_their_answers(team: Team) -> None:
+def _check_other_comparisons(team: Team) -> None:
     models = team.json("compare", MAY, "--by", "model", "--baseline", "gamma:1b")
-    assert pair(models["verdict"]["leader"]) == "alpha:1b/*"
+    assert pair_name(models["verdict"]["leader"]) == "alpha:1b/*"
     assert models["verdict"]["decided"], "two points on every scale is a large effect"
     assert [row["diff_to_baseline"] is None for row in models["standings"]] == [False, False, True]
     assert models["standings"][0]["diff_to_baseline"]["mean"] == pytest.approx(9, abs=1.5)
@@ -206,40 +200,40 @@ def _other_questions_get_their_answers(team: Team) -> None:
     assert personas["verdict"]["decided"] is False
     assert "over 4 personas" in personas["verdict"]["text"]
     one_prompt = team.json("compare", MAY, "--where", "prompt=v1", "--judge", "anna")
-    assert (pair(one_prompt["verdict"]["leader"]), one_prompt["verdict"]["decided"]) == (ALPHA, True)
+    assert (pair_name(one_prompt["verdict"]["leader"]), one_prompt["verdict"]["decided"]) == (ALPHA, True)
     assert one_prompt["judges"] == ["anna"]
 
 
-def _the_gate_opens_and_closes(team: Team) -> None:
-    def gate(candidate: str, *options: str, code: int) -> dict[str, Any]:
-        words = ("gate", "--experiment", MAY, "--candidate", candidate, "--baseline", ALPHA)
-        return dict(team.json(*words, *options, code=code))
+def _check_the_gate(team: Team) -> None:
+    def run_gate(candidate: str, *options: str, code: int) -> dict[str, Any]:
+        arguments = ("gate", "--experiment", MAY, "--candidate", candidate, "--baseline", ALPHA)
+        return dict(team.json(*arguments, *options, code=code))
 
     junit = team.folder / "gate.xml"
-    assert gate(MENTOR, "--margin", "3", code=0)["outcome"] == "not worse"
-    assert gate(BETA, "--junit", str(junit), code=1)["outcome"] == "worse"
+    assert run_gate(MENTOR, "--margin", "3", code=0)["outcome"] == "not worse"
+    assert run_gate(BETA, "--junit", str(junit), code=1)["outcome"] == "worse"
     assert list(ET.parse(junit).getroot().iter("failure"))  # noqa: S314 - our own
-    assert gate(MENTOR, "--margin", "0", "--strict", code=1)["outcome"] == "undecided"
+    assert run_gate(MENTOR, "--margin", "0", "--strict", code=1)["outcome"] == "undecided"
     team.run("gate", "--experiment", MAY, "--candidate", "nosuch", "--baseline", ALPHA, code=2)
 
 
-def _a_decision_is_frozen(team: Team, leader: str, other: str) -> None:
+def _check_the_decision(team: Team, leader: str, other: str) -> None:
     file = team.folder / "decision.md"
-    words = ("decide", "--experiment", MAY, "--choose", leader, "--because", "It leads.", "--out", str(file))
-    decision = team.json(*words)
+    arguments = ("decide", "--experiment", MAY, "--choose", leader, "--because", "It leads.", "--out", str(file))
+    decision = team.json(*arguments)
     assert (decision["standing"], decision["file"]) == ("leader", str(file))
     text = file.read_text("utf-8")
     assert "It leads." in text
     assert other in text, "the tied row is part of the record"
-    team.run(*words, code=2)
+    team.run(*arguments, code=2)
 
 
-def _june_is_compared_with_may(team: Team) -> None:
+def _check_june_against_may(team: Team) -> None:
     team.run("compare", MAY, JUNE, code=3)
     assert team.judge(JUNE, "anna", harsh=2)["status"] == "applied"
     found = team.json("compare", MAY, JUNE)
     assert found["experiments"] == [MAY, JUNE]
-    assert [pair(row) for row in found["pairs"]] == [ALPHA, MENTOR]
+    assert [pair_name(row) for row in found["pairs"]] == [ALPHA, MENTOR]
     for row in found["pairs"]:
         assert row["n_scenarios"] == 8
         assert row["diff"]["mean"] < -3

@@ -1,4 +1,4 @@
-"""Diversity of a set of tips: bounds, symmetry, and the two ends of the scale."""
+"""Diversity of a set of tips: bounds, symmetry, and the lowest and highest values."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.requests import expect_completion, expect_failure
 from tipbench.errors import ModelRefused
 from tipbench.generate import llamacpp
-from tipbench.generate.engine import Completion, EngineFailure, FailureKind, GenerationRequest
+from tipbench.generate.engine import FailureKind, GenerationRequest
 from tipbench.generate.llamacpp import LlamaCppEngine
 from tipbench.generate.weights import SMOLLM2, weights_path
 from tipbench.plan.suite import load_suite
@@ -38,16 +39,6 @@ ASK = GenerationRequest(
 
 def options(**changes: float) -> dict[str, float | int]:
     return {**OPTIONS, **changes}
-
-
-def answered(outcome: Completion | EngineFailure) -> Completion:
-    assert isinstance(outcome, Completion), outcome
-    return outcome
-
-
-def failed(outcome: Completion | EngineFailure) -> EngineFailure:
-    assert isinstance(outcome, EngineFailure), outcome
-    return outcome
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +78,7 @@ def test_missing_weights_name_the_command_that_fetches_them(tmp_path: Path) -> N
 
 
 def test_a_request_without_weights_is_a_failure_and_not_an_exception(tmp_path: Path) -> None:
-    failure = failed(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK))
+    failure = expect_failure(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK))
     assert failure.kind is FailureKind.MISSING_MODEL
     assert "models fetch" in failure.reason
 
@@ -103,7 +94,7 @@ def test_a_missing_xllamacpp_names_the_extra_to_install(home: Path, monkeypatch:
 
 def test_an_answer_has_its_measurements(engine: LlamaCppEngine) -> None:
     engine.release(ASK.model)
-    first, second = answered(engine.complete(ASK)), answered(engine.complete(ASK))
+    first, second = expect_completion(engine.complete(ASK)), expect_completion(engine.complete(ASK))
     assert first.text
     assert first.load_s is not None
     assert first.load_s > 0
@@ -121,35 +112,35 @@ def test_an_answer_has_its_measurements(engine: LlamaCppEngine) -> None:
 
 
 def test_an_answer_cut_at_the_limit_has_reason_length(engine: LlamaCppEngine) -> None:
-    done = answered(engine.complete(replace(ASK, options=options(num_predict=3))))
+    done = expect_completion(engine.complete(replace(ASK, options=options(num_predict=3))))
     assert (done.done_reason, done.output_tokens) == ("length", 3)
 
 
 def test_an_answer_that_ends_normally_has_reason_stop(engine: LlamaCppEngine) -> None:
     ask = replace(ASK, user="Say only: yes", options=options(temperature=0, num_predict=200))
-    assert answered(engine.complete(ask)).done_reason == "stop"
+    assert expect_completion(engine.complete(ask)).done_reason == "stop"
 
 
 def test_another_seed_gives_another_answer(engine: LlamaCppEngine) -> None:
-    texts = {answered(engine.complete(replace(ASK, options=options(seed=seed)))).text for seed in (1, 2, 3)}
+    texts = {expect_completion(engine.complete(replace(ASK, options=options(seed=seed)))).text for seed in (1, 2, 3)}
     assert len(texts) > 1
 
 
 def test_the_number_of_threads_does_not_change_the_answer(home: Path) -> None:
     over_512_tokens = "Give 3 tips as JSON. " + "Write report by Friday priority 2 age three days. " * 46
     ask = replace(ASK, user=over_512_tokens, options=options(num_predict=4))  # shorter ones never differed
-    texts = {answered(LlamaCppEngine(home, num_ctx=1024, threads=n).complete(ask)).text for n in (1, 2)}
+    texts = {expect_completion(LlamaCppEngine(home, num_ctx=1024, threads=n).complete(ask)).text for n in (1, 2)}
     assert len(texts) == 1
 
 
-def test_no_seed_means_a_random_one(engine: LlamaCppEngine) -> None:
+def test_every_seed_gives_a_repeatable_answer(engine: LlamaCppEngine) -> None:
     for seed in (0xFFFFFFFF, -1, 2**40):
         ask = replace(ASK, options=options(seed=seed, temperature=1.5, num_predict=8))
-        assert answered(engine.complete(ask)).text == answered(engine.complete(ask)).text
+        assert expect_completion(engine.complete(ask)).text == expect_completion(engine.complete(ask)).text
 
 
 def test_a_text_that_is_not_unicode_is_rejected(engine: LlamaCppEngine) -> None:
-    assert failed(engine.complete(replace(ASK, user="\ud800"))).kind is FailureKind.REJECTED
+    assert expect_failure(engine.complete(replace(ASK, user="\ud800"))).kind is FailureKind.REJECTED
 
 
 def test_options_that_the_engine_cannot_send_are_a_bug(engine: LlamaCppEngine) -> None:
@@ -164,7 +155,7 @@ def test_options_that_the_engine_cannot_send_are_a_bug(engine: LlamaCppEngine) -
 def test_nothing_is_written_to_the_terminal(engine: LlamaCppEngine, capfd: pytest.CaptureFixture[str]) -> None:
     engine.release(ASK.model)
     engine.complete(replace(ASK, options=options(num_predict=2)))
-    failure = failed(engine.complete(replace(ASK, user="word " * 2000)))
+    failure = expect_failure(engine.complete(replace(ASK, user="word " * 2000)))
     assert failure.kind is FailureKind.PROMPT_TOO_LONG
     assert "1024" in failure.reason
     engine.release(ASK.model)
@@ -185,49 +176,49 @@ def test_a_file_that_is_not_a_model_fails_to_load(tmp_path: Path, monkeypatch: p
     path = weights_path(tmp_path)
     path.parent.mkdir()
     path.write_bytes(b"GGUF")
-    assert failed(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK)).kind is FailureKind.LOAD_FAILED
+    assert expect_failure(LlamaCppEngine(tmp_path, num_ctx=4096).complete(ASK)).kind is FailureKind.LOAD_FAILED
 
 
 # --- time and cancelling
 
 
-# Without chance and without a penalty for repeating it runs in circles until it has all its tokens.
+# At temperature 0 and without a repeat penalty the model repeats itself until it has all its tokens.
 LONG = replace(
     ASK, user="Write a very long story.", options=options(num_predict=900, temperature=0, repeat_penalty=1.0)
 )
 
 
-def midway(engine: LlamaCppEngine) -> float:
-    """A moment, in seconds, at which this machine has begun LONG and is far from its end."""
+def time_to_midway(engine: LlamaCppEngine) -> float:
+    """Seconds after which this machine has begun LONG and is far from its end."""
     start = time.monotonic()
-    answered(engine.complete(replace(LONG, options={**LONG.options, "num_predict": 1})))
+    expect_completion(engine.complete(replace(LONG, options={**LONG.options, "num_predict": 1})))
     return 3 * (time.monotonic() - start) + 0.5
 
 
 def test_an_answer_over_time_is_stopped_and_keeps_its_text(engine: LlamaCppEngine) -> None:
-    before = answered(engine.complete(ASK)).text
-    limit = midway(engine)
+    before = expect_completion(engine.complete(ASK)).text
+    limit = time_to_midway(engine)
     start = time.monotonic()
-    failure = failed(engine.complete(replace(LONG, timeout_s=limit)))
+    failure = expect_failure(engine.complete(replace(LONG, timeout_s=limit)))
     assert failure.kind is FailureKind.TIMEOUT
     assert failure.partial
     assert limit <= time.monotonic() - start < limit + 30.0
-    assert answered(engine.complete(ASK)).text == before, "the next answer is right"
+    assert expect_completion(engine.complete(ASK)).text == before, "the next answer is right"
 
 
 def test_a_long_prompt_over_time_is_stopped_before_its_end(engine: LlamaCppEngine) -> None:
     ask = replace(ASK, user="word " * 3900, options=options(num_ctx=4096, num_predict=1), timeout_s=0.2)
-    failure = failed(engine.complete(ask))
+    failure = expect_failure(engine.complete(ask))
     assert (failure.kind, failure.partial) == (FailureKind.TIMEOUT, "")
 
 
 def test_a_cancelled_answer_is_stopped_at_once(engine: LlamaCppEngine) -> None:
     cancel = threading.Event()
-    limit = midway(engine)
+    limit = time_to_midway(engine)
     timer = threading.Timer(limit, cancel.set)
     start = time.monotonic()
     timer.start()
-    failure = failed(engine.complete(replace(LONG, cancel=cancel)))
+    failure = expect_failure(engine.complete(replace(LONG, cancel=cancel)))
     timer.join()
     assert failure.kind is FailureKind.CANCELLED
     assert time.monotonic() - start < limit + 30.0
@@ -237,7 +228,7 @@ def test_a_request_cancelled_while_queued_does_not_start(engine: LlamaCppEngine)
     cancel = threading.Event()
     cancel.set()
     with llamacpp._SHARED_MODEL.lock:
-        assert failed(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
+        assert expect_failure(engine.complete(replace(LONG, cancel=cancel))).kind is FailureKind.CANCELLED
 
 
 def test_other_threads_run_while_it_generates(engine: LlamaCppEngine) -> None:
@@ -259,11 +250,11 @@ def test_other_threads_run_while_it_generates(engine: LlamaCppEngine) -> None:
 
 def test_requests_from_several_threads_get_their_own_answers(engine: LlamaCppEngine) -> None:
     requests = [replace(ASK, options=options(seed=seed, num_predict=6)) for seed in range(3)]
-    alone = [answered(engine.complete(ask)).text for ask in requests]
+    alone = [expect_completion(engine.complete(ask)).text for ask in requests]
     together: dict[int, str] = {}
 
     def answer(index: int) -> None:
-        together[index] = answered(engine.complete(requests[index])).text
+        together[index] = expect_completion(engine.complete(requests[index])).text
 
     threads = [threading.Thread(target=answer, args=(index,)) for index in range(3)]
     for thread in threads:
@@ -287,22 +278,22 @@ while sys.argv[3] == "wait":
 """
 
 
-def start(home: Path, what: str) -> subprocess.Popen[str]:
+def start_engine_process(home: Path, mode: str) -> subprocess.Popen[str]:
     tests = Path(__file__).resolve().parents[1]
-    command = [sys.executable, "-c", SCRIPT, str(home), str(tests), what]
+    command = [sys.executable, "-c", SCRIPT, str(home), str(tests), mode]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.process
 def test_a_process_with_the_model_loaded_ends_cleanly(home: Path) -> None:
-    with start(home, "end") as process:
+    with start_engine_process(home, "end") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "loaded\n", "")
 
 
 @pytest.mark.process
 def test_ctrl_c_during_an_answer_is_not_swallowed(home: Path) -> None:
-    with start(home, "wait") as process:
+    with start_engine_process(home, "wait") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "loaded\n"
         time.sleep(0.5)
@@ -341,7 +332,7 @@ def test_two_engines_hold_one_set_of_weights(home: Path) -> None:
     first.complete(ask)
     loaded = resident_mb()
     second.complete(ask)
-    assert answered(second.complete(ask)).load_s == 0
+    assert expect_completion(second.complete(ask)).load_s == 0
     assert resident_mb() - loaded < 40
 
 
@@ -350,6 +341,6 @@ def test_the_last_request_unloads_the_weights(engine: LlamaCppEngine) -> None:
     assert llamacpp._SHARED_MODEL.server is None
 
 
-def test_releasing_what_is_not_loaded_is_fine(engine: LlamaCppEngine) -> None:
+def test_releasing_a_model_that_is_not_loaded_does_nothing(engine: LlamaCppEngine) -> None:
     engine.release(ASK.model)
     engine.release("embedded:nothing")

@@ -11,11 +11,11 @@ from contextlib import closing
 import pytest
 
 from support.polling import eventually
-from support.requests import ask
+from support.requests import ask, expect_completion, expect_failure
 from support.scripted_ollama import Fault, ModelSpec, ScriptedOllama
 from tipbench.errors import ModelRefused, OllamaError, OllamaUnavailable, ResidencyError
 from tipbench.generate import ollama, ollama_api
-from tipbench.generate.engine import OPTIONS, Completion, EngineFailure, FailureKind, refusal_reason
+from tipbench.generate.engine import OPTIONS, FailureKind, refusal_reason
 from tipbench.generate.ollama import OllamaEngine, find_entry, read_facts
 from tipbench.generate.ollama_api import Chat, Ending, read_completion
 from tipbench.plan.collect_config import CollectConfig
@@ -35,24 +35,14 @@ def engine(server: ScriptedOllama, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     built.close()
 
 
-def chats(server: ScriptedOllama) -> int:
+def count_chats(server: ScriptedOllama) -> int:
     return sum(request.path == "/api/chat" for request in server.log.requests)
-
-
-def completed(result: Completion | EngineFailure) -> Completion:
-    assert isinstance(result, Completion), result
-    return result
-
-
-def failed(result: Completion | EngineFailure) -> EngineFailure:
-    assert isinstance(result, EngineFailure), result
-    return result
 
 
 def test_a_complete_answer_has_its_measurements(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.set(call_s=0.1)
     start = time.monotonic()
-    result = completed(engine.complete(ask()))
+    result = expect_completion(engine.complete(ask()))
     assert result.text.startswith("[")
     assert result.done_reason == "stop"
     assert result.load_s is not None
@@ -99,21 +89,21 @@ def test_failures_are_classified_and_retried_only_where_it_helps(
     engine: OllamaEngine, server: ScriptedOllama, fault: Fault, kind: FailureKind, calls: int
 ) -> None:
     server.add_faults(fault)
-    failure = failed(engine.complete(ask()))
+    failure = expect_failure(engine.complete(ask()))
     assert failure.kind is kind
     assert failure.reason
-    assert chats(server) == calls
+    assert count_chats(server) == calls
 
 
 @pytest.mark.parametrize("fault", [Fault("busy", times=2), Fault("load_error", times=1), Fault("reset", times=2)])
 def test_a_transient_error_is_retried_successfully(engine: OllamaEngine, server: ScriptedOllama, fault: Fault) -> None:
     server.add_faults(fault)
-    assert completed(engine.complete(ask())).done_reason == "stop"
+    assert expect_completion(engine.complete(ask())).done_reason == "stop"
 
 
-def test_what_arrived_before_the_error_is_kept(engine: OllamaEngine, server: ScriptedOllama) -> None:
+def test_text_before_an_error_is_kept(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("error_line", 3))
-    assert failed(engine.complete(ask())).partial
+    assert expect_failure(engine.complete(ask())).partial
 
 
 @pytest.mark.parametrize("fault", ["no_done", "done_false"])
@@ -121,17 +111,17 @@ def test_an_end_without_done_is_retried_once_then_accepted(
     engine: OllamaEngine, server: ScriptedOllama, fault: str
 ) -> None:
     server.add_faults(Fault(fault, 5))
-    result = completed(engine.complete(ask()))
+    result = expect_completion(engine.complete(ask()))
     assert result.done_reason == "aborted"
     assert result.text
-    assert chats(server) == 2
+    assert count_chats(server) == 2
 
 
 def test_an_end_without_done_followed_by_a_complete_answer_is_discarded(
     engine: OllamaEngine, server: ScriptedOllama
 ) -> None:
     server.add_faults(Fault("no_done", 5, times=1))
-    assert completed(engine.complete(ask())).done_reason == "stop"
+    assert expect_completion(engine.complete(ask())).done_reason == "stop"
 
 
 @pytest.mark.parametrize("fault", ["hang", "hang_after", "endless"])
@@ -140,18 +130,18 @@ def test_a_call_that_does_not_end_in_time_is_a_timeout(
 ) -> None:
     server.add_faults(Fault(fault, 3))
     start = time.monotonic()
-    assert failed(engine.complete(ask(timeout_s=0.7))).kind is FailureKind.TIMEOUT
+    assert expect_failure(engine.complete(ask(timeout_s=0.7))).kind is FailureKind.TIMEOUT
     assert time.monotonic() - start < 60
-    assert chats(server) == 1
+    assert count_chats(server) == 1
 
 
 def test_an_unavailable_server_is_not_a_failure_of_the_cell(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.pause_listening()
-    assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+    assert expect_failure(engine.complete(ask())).kind is FailureKind.SERVER_GONE
     assert not engine.alive()
     server.resume()
     assert engine.alive()
-    completed(engine.complete(ask()))
+    expect_completion(engine.complete(ask()))
 
 
 def test_a_server_killed_in_mid_answer_is_not_a_failure_of_the_cell(
@@ -159,34 +149,34 @@ def test_a_server_killed_in_mid_answer_is_not_a_failure_of_the_cell(
 ) -> None:
     server.add_faults(Fault("hang_after", 3))
 
-    def kill() -> None:
+    def stop_server() -> None:
         assert eventually(lambda: bool(server.log.calls()))
         server.pause_listening()
 
-    killing = threading.Thread(target=kill)
+    killing = threading.Thread(target=stop_server)
     killing.start()
-    assert failed(engine.complete(ask())).kind is FailureKind.SERVER_GONE
+    assert expect_failure(engine.complete(ask())).kind is FailureKind.SERVER_GONE
     killing.join()
 
 
 @pytest.mark.parametrize("fault", [None, Fault("hang")])
-def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
+def test_abort_ends_a_call_at_once_even_before_its_first_byte(
     engine: OllamaEngine, server: ScriptedOllama, fault: Fault | None
 ) -> None:
     server.set(call_s=20.0)
     if fault is not None:
         server.add_faults(fault)
-    question = ask()
+    request = ask()
 
-    def stop() -> None:
+    def cancel() -> None:
         assert eventually(lambda: bool(server.log.calls()))
-        question.cancel.set()
+        request.cancel.set()
         engine.abort()
 
-    stopping = threading.Thread(target=stop)
+    stopping = threading.Thread(target=cancel)
     stopping.start()
     start = time.monotonic()
-    assert failed(engine.complete(question)).kind is FailureKind.CANCELLED
+    assert expect_failure(engine.complete(request)).kind is FailureKind.CANCELLED
     assert time.monotonic() - start < 15
     stopping.join()
 
@@ -194,12 +184,12 @@ def test_abort_breaks_off_a_call_at_once_even_before_its_first_byte(
 @pytest.mark.parametrize("fault", ["truncated", "truncated_half"])
 def test_a_silently_truncated_prompt_is_detected(engine: OllamaEngine, server: ScriptedOllama, fault: str) -> None:
     server.add_faults(Fault(fault))
-    assert completed(engine.complete(ask(num_ctx=256, num_predict=64))).truncated
+    assert expect_completion(engine.complete(ask(num_ctx=256, num_predict=64))).truncated
 
 
 def test_missing_counters_are_unknown_and_not_zero(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("no_counters"))
-    result = completed(engine.complete(ask()))
+    result = expect_completion(engine.complete(ask()))
     assert (result.prompt_tokens, result.output_tokens, result.tokens_per_s, result.load_s) == (None,) * 4
     assert result.latency_s is not None
     assert not result.truncated
@@ -207,24 +197,24 @@ def test_missing_counters_are_unknown_and_not_zero(engine: OllamaEngine, server:
 
 def test_thinking_is_not_part_of_the_answer(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("thinking"))
-    assert completed(engine.complete(ask())).text.startswith("[")
+    assert expect_completion(engine.complete(ask())).text.startswith("[")
 
 
 def test_a_huge_answer_with_nuls_arrives_whole(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("huge", 200_000), Fault("torn"))
-    text = completed(engine.complete(ask())).text
+    text = expect_completion(engine.complete(ask())).text
     assert len(text.encode()) >= 200_000
     assert "\x00" in text
 
 
 def test_a_call_cut_short_has_reason_length(engine: OllamaEngine, server: ScriptedOllama) -> None:
     server.add_faults(Fault("length"))
-    assert completed(engine.complete(ask())).done_reason == "length"
+    assert expect_completion(engine.complete(ask())).done_reason == "length"
 
 
 def test_one_connection_serves_many_calls(engine: OllamaEngine, server: ScriptedOllama) -> None:
     for _ in range(5):
-        completed(engine.complete(ask()))
+        expect_completion(engine.complete(ask()))
     taken = engine._api._take_connection()
     (connection,) = taken.client._transport._pool.connections  # type: ignore[attr-defined]
     assert "Request Count: 5" in repr(connection)
@@ -292,7 +282,7 @@ def test_the_next_model_waits_until_the_last_one_is_gone(server: ScriptedOllama,
     engine.start()
     for model in ("alpha:135m", "beta:135m"):
         engine.prepare(engine.facts(model))
-        completed(engine.complete(ask(model, last=True)))
+        expect_completion(engine.complete(ask(model, last=True)))
         engine.release(model)
     evidence = engine.evidence()
     assert (evidence.most_resident, evidence.handovers) == (1, 2)
@@ -306,7 +296,7 @@ def test_a_model_that_does_not_unload_ends_the_run_instead_of_loading_a_second(
 ) -> None:
     monkeypatch.setattr(ollama, "UNLOAD_TIMEOUT_S", 0.5)
     engine.prepare(engine.facts("alpha:135m"))
-    completed(engine.complete(ask()))
+    expect_completion(engine.complete(ask()))
     server.add_faults(Fault("stuck"))
     with pytest.raises(ResidencyError, match="unloading hangs"):
         engine.release("alpha:135m")
@@ -319,7 +309,7 @@ def test_unload_call_loads_for_every_call(server: ScriptedOllama) -> None:
     server.set(unload_s=0.05)
     engine.prepare(engine.facts("alpha:135m"))
     for _ in range(3):
-        completed(engine.complete(ask()))
+        expect_completion(engine.complete(ask()))
     engine.release("alpha:135m")
     assert not server.resident
     engine.close()
@@ -331,13 +321,13 @@ def test_a_foreign_model_in_mid_run_is_reported_and_its_time_is_marked(server: S
     engine = OllamaEngine(server.url, wait_s=5, evict=True, report=messages.append)
     engine.start()
     engine.prepare(engine.facts("alpha:135m"))
-    completed(engine.complete(ask()))
+    expect_completion(engine.complete(ask()))
     start = time.monotonic()
     server.load_foreign("beta:135m")
     assert eventually(lambda: bool(messages))
     assert engine.foreign_between(start, time.monotonic())
     engine.release("alpha:135m")
-    assert server.resident == ("beta:135m",), "ours is gone; the foreign one need not be waited for yet"
+    assert server.resident == ("beta:135m",), "our model is gone; a foreign one is not waited for yet"
     engine.prepare(engine.facts("alpha:135m"))
     assert not server.resident, "it is evicted before the next model"
     evidence = engine.evidence()
@@ -357,10 +347,10 @@ def test_a_tag_moved_before_its_block_is_not_generated_under_its_old_digest(
         engine.prepare(facts)
 
 
-@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 10**400, -1, True, "12", None])
-def test_invalid_counters_are_unknown(odd: object) -> None:
+@pytest.mark.parametrize("invalid", [float("inf"), float("nan"), 10**400, -1, True, "12", None])
+def test_invalid_counters_are_unknown(invalid: object) -> None:
     counters = ("total_duration", "load_duration", "eval_duration", "eval_count", "prompt_eval_count")
-    chat = Chat(ending=Ending.DONE, text="[]", done_object=dict.fromkeys(counters, odd), wall_s=2.0)
+    chat = Chat(ending=Ending.DONE, text="[]", done_object=dict.fromkeys(counters, invalid), wall_s=2.0)
     done = read_completion(chat, ask())
     assert (done.latency_s, done.load_s, done.prompt_tokens, done.output_tokens, done.tokens_per_s) == (
         2.0,
@@ -371,10 +361,10 @@ def test_invalid_counters_are_unknown(odd: object) -> None:
     )
 
 
-@pytest.mark.parametrize("odd", [None, 1, "x", [1], [[]]])
-def test_a_description_of_unknown_shape_has_no_details(odd: object) -> None:
+@pytest.mark.parametrize("invalid", [None, 1, "x", [1], [[]]])
+def test_a_description_of_unknown_shape_has_no_details(invalid: object) -> None:
     names = ("details", "model_info", "projector_info")
-    shown = {**dict.fromkeys(names, odd), "capabilities": 7}
+    shown = {**dict.fromkeys(names, invalid), "capabilities": 7}
     facts = read_facts("m:1b", shown, {"digest": "d", "size": "big"}, version="0", host="here")
     assert (facts.params_b, facts.quantization, facts.file_bytes, facts.kv_bytes_per_token) == (None,) * 4
     assert facts.completes

@@ -29,31 +29,31 @@ def server() -> Iterator[ScriptedOllama]:
 
 
 @pytest.fixture
-def rest(server: ScriptedOllama) -> Iterator[OllamaApi]:
+def api(server: ScriptedOllama) -> Iterator[OllamaApi]:
     with closing(OllamaApi(server.url)) as client:
         yield client
 
 
-def chat(rest: OllamaApi) -> Chat:
-    return rest.chat(BODY, timeout_s=10, cancel=threading.Event())
+def chat(api: OllamaApi) -> Chat:
+    return api.chat(BODY, timeout_s=10, cancel=threading.Event())
 
 
 # Models that the server rejects
 
 
-def test_an_invalid_name_is_refused_with_ollamas_message(server: ScriptedOllama, rest: OllamaApi) -> None:
+def test_an_invalid_name_is_refused_with_ollamas_message(server: ScriptedOllama, api: OllamaApi) -> None:
     for status in [400, 500]:
         server.clear_faults()
         server.add_faults(Fault("status", status, path="/api/show"))
         with pytest.raises(ModelRefused, match=rf"^a:b:c cannot be used: .*{status}, '\w") as caught:
-            rest.show("a:b:c")
+            api.show("a:b:c")
         assert "--ollama-url" not in str(caught.value)
 
 
-def test_an_error_of_ollama_does_not_blame_the_url(server: ScriptedOllama, rest: OllamaApi) -> None:
+def test_an_error_of_ollama_does_not_blame_the_url(server: ScriptedOllama, api: OllamaApi) -> None:
     server.add_faults(Fault("status", 500, path="/api/tags"))
     with pytest.raises(OllamaError, match="/api/tags with 500: ") as caught:
-        rest.tags()
+        api.tags()
     assert "--ollama-url" not in str(caught.value)
 
 
@@ -68,53 +68,53 @@ def test_a_response_of_another_program_blames_the_url() -> None:
         thread = threading.Thread(target=answer, args=(listening,))
         thread.start()
         with (
-            closing(OllamaApi(f"http://127.0.0.1:{listening.getsockname()[1]}")) as rest,
+            closing(OllamaApi(f"http://127.0.0.1:{listening.getsockname()[1]}")) as api,
             pytest.raises(OllamaError, match="Check --ollama-url"),
         ):
-            rest.show("alpha:135m")
+            api.show("alpha:135m")
         thread.join()
 
 
 # Connections
 
 
-def test_connections_of_ended_threads_are_closed(rest: OllamaApi) -> None:
-    threads = [threading.Thread(target=chat, args=(rest,)) for _ in range(4)]
+def test_connections_of_ended_threads_are_closed(api: OllamaApi) -> None:
+    threads = [threading.Thread(target=chat, args=(api,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    connections = set(rest._connections)
-    rest.close_idle_connections()
-    assert (len(connections), len(rest._connections)) == (4, 0)
+    connections = set(api._connections)
+    api.close_idle_connections()
+    assert (len(connections), len(api._connections)) == (4, 0)
     assert all(each.client.is_closed for each in connections)
 
 
-def test_a_thread_whose_connection_was_dropped_gets_another(rest: OllamaApi) -> None:
-    assert chat(rest).ending is Ending.DONE
-    rest.close_idle_connections()
-    assert chat(rest).ending is Ending.DONE
-    assert chat(rest).ending is Ending.DONE
-    assert len(rest._connections) == 1
+def test_a_thread_whose_connection_was_dropped_gets_another(api: OllamaApi) -> None:
+    assert chat(api).ending is Ending.DONE
+    api.close_idle_connections()
+    assert chat(api).ending is Ending.DONE
+    assert chat(api).ending is Ending.DONE
+    assert len(api._connections) == 1
 
 
 def test_a_connection_in_use_is_not_dropped() -> None:
     held = [Fault("hold")]
-    with ScriptedOllama(["alpha:135m"], held) as server, closing(OllamaApi(server.url)) as rest:
+    with ScriptedOllama(["alpha:135m"], held) as server, closing(OllamaApi(server.url)) as api:
         ended: list[Chat] = []
-        thread = threading.Thread(target=lambda: ended.append(chat(rest)))
+        thread = threading.Thread(target=lambda: ended.append(chat(api)))
         thread.start()
         assert eventually(lambda: bool(server.log.calls()))
-        rest.close_idle_connections()
+        api.close_idle_connections()
         server.clear_faults()
         thread.join()
     assert ended[0].ending is Ending.DONE
 
 
-def test_a_call_cancelled_before_it_starts_sends_no_request(server: ScriptedOllama, rest: OllamaApi) -> None:
+def test_a_call_cancelled_before_it_starts_sends_no_request(server: ScriptedOllama, api: OllamaApi) -> None:
     cancel = threading.Event()
     cancel.set()
-    assert rest.chat(BODY, timeout_s=10, cancel=cancel).ending is Ending.CANCELLED
+    assert api.chat(BODY, timeout_s=10, cancel=cancel).ending is Ending.CANCELLED
     assert server.log.calls() == []
 
 
@@ -122,18 +122,18 @@ def test_a_call_cancelled_before_it_starts_sends_no_request(server: ScriptedOlla
 
 
 def test_a_closed_port_is_an_unavailable_server() -> None:
-    with closing(OllamaApi(f"http://127.0.0.1:{free_port()}")) as rest:
-        assert chat(rest).ending is Ending.REFUSED
-        assert not rest.alive()
+    with closing(OllamaApi(f"http://127.0.0.1:{free_port()}")) as api:
+        assert chat(api).ending is Ending.REFUSED
+        assert not api.alive()
         with pytest.raises(OllamaUnavailable):
-            rest.version()
+            api.version()
 
 
 def test_an_unresolvable_host_is_an_unavailable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with closing(OllamaApi("http://missing.invalid:11434")) as rest:
-        assert chat(rest).ending is Ending.REFUSED
+    with closing(OllamaApi("http://missing.invalid:11434")) as api:
+        assert chat(api).ending is Ending.REFUSED
 
 
 WITHOUT_FILES = """

@@ -30,7 +30,7 @@ prose = st.text("abc deABC.,!-\n'’", max_size=40).filter(lambda text: not text
 any_text = st.text(st.characters(), max_size=200) | st.text("[]{}\":,'`tip \\\nu0d8<>/think1.-*“”", max_size=200)
 
 
-def texts(raw: str, n_tips: int = 2) -> list[str]:
+def tip_texts(raw: str, n_tips: int = 2) -> list[str]:
     return [tip.tip for tip in parse_answer(raw, n_tips).tips]
 
 
@@ -134,14 +134,14 @@ def test_a_cut_answer_keeps_a_prefix_of_its_tips(
     found = parse_answer(cut, len(tips))
     assert not found.format_ok
     assert [tip.tip for tip in found.tips] == [tip.tip for tip in tips][: len(found.tips)]
-    whole = found.tips[:-1]
-    assert list(whole) == tips[: len(whole)]
+    complete = found.tips[:-1]
+    assert list(complete) == tips[: len(complete)]
     assert len(found.tips) >= cut.count("}") - sum(f"{tip.tip}{tip.rationale}".count("}") for tip in tips)
 
 
 def test_a_cut_off_last_object_counts_only_if_its_tip_is_complete() -> None:
     first, second = json.dumps(TWO[0]), json.dumps(TWO[1])
-    assert texts(f"[{first}, {second[:15]}") == TEXTS[:1]
+    assert tip_texts(f"[{first}, {second[:15]}") == TEXTS[:1]
     assert parse_answer(f"[{first}, {second[:-8]}", 2).tips[1] == Tip(TEXTS[1], "")
 
 
@@ -188,7 +188,7 @@ def test_the_same_two_tips_are_found_in_every_shape() -> None:
         f"{EXACT}<think>was that right? 1. Do not know",
         EXACT.replace("timer", "ti\x00mer\x1b".replace("\x00", "\\u0000")),
     ]:
-        assert texts(raw) == TEXTS
+        assert tip_texts(raw) == TEXTS
         assert not parse_answer(raw, 2).format_ok
 
 
@@ -233,22 +233,26 @@ def test_the_rationale_is_found_next_to_its_tip() -> None:
 
 
 def test_quotes_inside_a_string_need_not_be_escaped() -> None:
-    assert texts('[{"tip": "Write "done" on it, then stop", "rationale": "x"}]') == ['Write "done" on it, then stop']
-    assert texts("[{'tip': 'Finish the students' work, it's late', 'rationale': 'x'}]") == [
+    assert tip_texts('[{"tip": "Write "done" on it, then stop", "rationale": "x"}]') == [
+        'Write "done" on it, then stop'
+    ]
+    assert tip_texts("[{'tip': 'Finish the students' work, it's late', 'rationale': 'x'}]") == [
         "Finish the students' work, it's late"
     ]
 
 
 def test_a_headline_and_the_lines_below_make_one_tip() -> None:
-    assert texts("1. **Plan ahead**\n   Write three lines.\n2. **Rest:**\n   - Sit for five minutes.") == [
+    assert tip_texts("1. **Plan ahead**\n   Write three lines.\n2. **Rest:**\n   - Sit for five minutes.") == [
         "Plan ahead: Write three lines.",
         "Rest: Sit for five minutes.",
     ]
-    assert texts('[{"title": "Plan ahead", "description": "Write three lines."}]') == ["Plan ahead: Write three lines."]
+    assert tip_texts('[{"title": "Plan ahead", "description": "Write three lines."}]') == [
+        "Plan ahead: Write three lines."
+    ]
 
 
 def test_a_tip_given_twice_counts_once_in_any_case_and_spacing() -> None:
-    assert texts("1. Open the file\n2. open  the FILE\n3. Close the file") == ["Open the file", "Close the file"]
+    assert tip_texts("1. Open the file\n2. open  the FILE\n3. Close the file") == ["Open the file", "Close the file"]
 
 
 def test_control_characters_leave_the_tip_and_line_breaks_stay() -> None:
@@ -272,7 +276,7 @@ def test_fifty_tips_are_all_kept_and_a_thousand_are_not() -> None:
 
 # Answers of SmolLM2 135M to prompts such as ours, shortened
 
-SEEN = {
+TINY_MODEL_ANSWERS = {
     "a label in chatter": """
 Ri: Vanilla toppings on vegan sandwich. Chocolate is my favorite!
 Tip: Vanilla topping: Vegan cheese cake.
@@ -378,7 +382,7 @@ tips = [
 On this day we celebrate the success of your work!
 The tip of the day was: "10% off your next sale starts tomorrow!" We think that’s pretty sweet!""",
 }
-READ = {
+TINY_MODEL_TIPS = {
     "a label in chatter": ["Vanilla topping: Vegan cheese cake."],
     "backticks and a missing brace": ["In my dream plan I was going to visit a friend"],
     "a timetable": ["20:15:00 PM: Finish onboarding mock-ups", "16:58:00 PM: Booking a dentist"],
@@ -401,13 +405,13 @@ READ = {
 
 
 def test_answers_of_a_tiny_model_are_parsed_as_a_person_reads_them() -> None:
-    for name, raw in SEEN.items():
-        assert texts(raw) == READ[name], name
+    for name, raw in TINY_MODEL_ANSWERS.items():
+        assert tip_texts(raw) == TINY_MODEL_TIPS[name], name
 
 
 # Cost
 
-BOMBS = [
+REPEATED_TEXTS = [
     *[
         "[",
         "{",
@@ -434,18 +438,18 @@ BOMBS = [
 
 
 def test_a_long_repetition_is_parsed_in_linear_time() -> None:
-    def cost(raw: str) -> float:
+    def cpu_seconds(raw: str) -> float:
         start = time.process_time()
         assert len(parse_answer(raw, 5).tips) <= MAX_TIPS
         return time.process_time() - start
 
-    for number, unit in enumerate(BOMBS):
+    for number, unit in enumerate(REPEATED_TEXTS):
         for before in ("", ('[{"tip": "', "1. ")[number % 2]):
             short, long = (before + unit * (chars // len(unit)) for chars in (10_000, 100_000))
-            small = min(cost(short) for _ in range(2))
+            small = min(cpu_seconds(short) for _ in range(2))
             # Ten times the length takes a hundred times as long if it is quadratic. A single run may include a pause,
             # such as a garbage collection; five in a row do not.
-            assert any(cost(long) < 40 * small + 0.1 for _ in range(5)), (before, unit)
+            assert any(cpu_seconds(long) < 40 * small + 0.1 for _ in range(5)), (before, unit)
 
 
 def test_a_megabyte_of_repetition_is_read() -> None:
@@ -456,12 +460,12 @@ def test_a_megabyte_of_repetition_is_read() -> None:
 def test_deep_nesting_does_not_reach_the_recursion_limit() -> None:
     for opening in ["[", '{"a":', '[{"a":']:
         closing = opening.replace('"a":', "")[::-1].translate(str.maketrans("[{", "]}"))
-        assert texts(opening * 100_000) == []
-        assert texts(opening * 100_000 + "1" + closing * 100_000 + EXACT) in ([], TEXTS)
+        assert tip_texts(opening * 100_000) == []
+        assert tip_texts(opening * 100_000 + "1" + closing * 100_000 + EXACT) in ([], TEXTS)
 
 
 def test_a_number_too_long_for_python_is_ignored() -> None:
-    assert texts(json.dumps(TWO)[:-2] + ', "n": ' + "9" * 100_000 + "}]") == TEXTS
+    assert tip_texts(json.dumps(TWO)[:-2] + ', "n": ' + "9" * 100_000 + "}]") == TEXTS
 
 
 # Length

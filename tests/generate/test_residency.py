@@ -1,4 +1,4 @@
-"""One model at a time: the gate, the deadline, the monitor and its evidence."""
+"""One model at a time: waiting for empty memory, its deadline, the monitor and its evidence."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FOREIGN = Resident("theirs:7b", "sha-theirs")
 Listing = tuple[Resident, ...] | None
 
 
-class Memory:
-    """Returns each of some listings in turn, and then the last one every time."""
+class ScriptedMemory:
+    """Returns the given listings in turn, then always the last one."""
 
     def __init__(self, listings: Sequence[Listing]) -> None:
         self._listings = list(listings)
@@ -39,39 +39,39 @@ class Memory:
 
 
 def test_waiting_ends_when_the_list_is_empty() -> None:
-    wait_until_empty(Memory([(FOREIGN,), None, ()]), wait_s=5)
+    wait_until_empty(ScriptedMemory([(FOREIGN,), None, ()]), wait_s=5)
 
 
-def test_our_model_is_gone_even_if_another_stays() -> None:
-    memory = Memory([(OURS, FOREIGN), None, (OURS,), (FOREIGN,)])
+def test_waiting_for_our_model_to_unload_ends_even_if_another_stays() -> None:
+    memory = ScriptedMemory([(OURS, FOREIGN), None, (OURS,), (FOREIGN,)])
     assert wait_until_gone(memory, OURS.digest, timeout_s=5) == (FOREIGN,)
 
 
 def test_a_missing_response_does_not_count_as_empty() -> None:
     with pytest.raises(OllamaUnavailable, match="did not report what is in memory"):
-        wait_until_gone(Memory([None]), OURS.digest, timeout_s=0.1)
+        wait_until_gone(ScriptedMemory([None]), OURS.digest, timeout_s=0.1)
     with pytest.raises(ResidencyError, match="has not reported"):
-        wait_until_empty(Memory([None]), wait_s=0.1)
+        wait_until_empty(ScriptedMemory([None]), wait_s=0.1)
 
 
 def test_a_model_that_does_not_unload_ends_the_wait_at_the_deadline() -> None:
     with pytest.raises(ResidencyError, match=r"ours:1b is still in memory .* unloading hangs\. Restart"):
-        wait_until_gone(Memory([(OURS,)]), OURS.digest, timeout_s=0.1)
+        wait_until_gone(ScriptedMemory([(OURS,)]), OURS.digest, timeout_s=0.1)
 
 
 def test_a_foreign_model_that_stays_is_named() -> None:
     with pytest.raises(ResidencyError, match=r"theirs:7b is still in memory .* another client"):
-        wait_until_empty(Memory([(FOREIGN,)]), wait_s=0.1)
+        wait_until_empty(ScriptedMemory([(FOREIGN,)]), wait_s=0.1)
 
 
 def test_an_empty_server_is_accepted_at_the_start() -> None:
-    memory = Memory([()])
+    memory = ScriptedMemory([()])
     ensure_empty(memory, leftover_digest=None, evict=False, wait_s=1)
     assert not memory.unloaded
 
 
 def test_a_foreign_model_at_the_start_needs_evict() -> None:
-    memory = Memory([(FOREIGN,)])
+    memory = ScriptedMemory([(FOREIGN,)])
     with pytest.raises(ResidencyError, match=r"theirs:7b .* must be empty at the start.*--evict"):
         ensure_empty(memory, leftover_digest=None, evict=False, wait_s=1)
     assert not memory.unloaded
@@ -80,21 +80,23 @@ def test_a_foreign_model_at_the_start_needs_evict() -> None:
 
 
 def test_weights_left_by_a_dead_collect_are_unloaded_without_evict() -> None:
-    memory = Memory([(OURS,)])
+    memory = ScriptedMemory([(OURS,)])
     ensure_empty(memory, leftover_digest=OURS.digest, evict=False, wait_s=1)
     assert memory.unloaded == ["ours:1b"]
 
 
-def test_a_leftover_does_not_excuse_a_foreign_model_next_to_it() -> None:
-    memory = Memory([(OURS, FOREIGN)])
+def test_a_foreign_model_next_to_a_leftover_is_refused() -> None:
+    memory = ScriptedMemory([(OURS, FOREIGN)])
     with pytest.raises(ResidencyError, match="theirs:7b"):
         ensure_empty(memory, leftover_digest=OURS.digest, evict=False, wait_s=1)
     assert not memory.unloaded
 
 
 def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
-    seen: list[str] = []
-    monitor = Monitor(Memory([(OURS,), (OURS, FOREIGN), (OURS, FOREIGN), (OURS,)]).resident, report_foreign=seen.append)
+    reported: list[str] = []
+    monitor = Monitor(
+        ScriptedMemory([(OURS,), (OURS, FOREIGN), (OURS, FOREIGN), (OURS,)]).resident, report_foreign=reported.append
+    )
     monitor.expect(OURS)
     monitor.sample()
     before = time.monotonic()
@@ -102,7 +104,7 @@ def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
     monitor.sample()
     monitor.sample()
     monitor.sample()
-    assert seen == ["theirs:7b"]
+    assert reported == ["theirs:7b"]
     assert monitor.foreign_between(before, time.monotonic())
     assert not monitor.foreign_between(time.monotonic() + 10, time.monotonic() + 11)
     evidence = monitor.evidence()
@@ -110,20 +112,20 @@ def test_the_monitor_reports_a_foreign_model_once_and_marks_its_time() -> None:
 
 
 def test_a_model_that_is_unloading_is_not_foreign() -> None:
-    seen: list[str] = []
+    reported: list[str] = []
 
-    def look() -> Listing:
+    def list_resident() -> Listing:
         monitor.expect(None)  # the handover happens before the response arrives
         return (OURS,)
 
-    monitor = Monitor(look, report_foreign=seen.append)
+    monitor = Monitor(list_resident, report_foreign=reported.append)
     monitor.expect(OURS)
     monitor.sample()
-    assert not seen
+    assert not reported
 
 
 def test_a_tag_moved_in_mid_run_is_detected() -> None:
-    monitor = Monitor(Memory([(OURS,), (Resident("Ours:1b", "sha-other"),)]).resident, report_foreign=print)
+    monitor = Monitor(ScriptedMemory([(OURS,), (Resident("Ours:1b", "sha-other"),)]).resident, report_foreign=print)
     monitor.expect(OURS)
     monitor.sample()
     assert not monitor.tag_moved
@@ -132,7 +134,7 @@ def test_a_tag_moved_in_mid_run_is_detected() -> None:
 
 
 def test_a_sample_without_an_answer_is_unknown_and_widens_the_gap() -> None:
-    monitor = Monitor(Memory([(), None, None, ()]).resident, report_foreign=print, interval_s=0.05)
+    monitor = Monitor(ScriptedMemory([(), None, None, ()]).resident, report_foreign=print, interval_s=0.05)
     monitor.start()
     assert eventually(lambda: monitor.evidence().samples >= 2)
     monitor.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from dataclasses import replace
 from datetime import date, time
 
@@ -151,14 +150,6 @@ def test_a_completion_has_a_measured_time_and_no_load_or_tokens() -> None:
     assert completion.latency_s > 0
     assert completion.load_s == 0.0
     assert completion.output_tokens is completion.prompt_tokens is completion.tokens_per_s is None
-
-
-def test_a_cancelled_request_is_not_answered() -> None:
-    cancel = threading.Event()
-    cancel.set()
-    failure = TemplateEngine().complete(replace(ask(), cancel=cancel))
-    assert isinstance(failure, EngineFailure)
-    assert failure.kind is FailureKind.CANCELLED
 
 
 def test_releasing_and_closing_do_nothing_and_may_be_repeated() -> None:

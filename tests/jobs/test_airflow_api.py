@@ -175,7 +175,7 @@ def test_secrets_are_not_in_its_representation() -> None:
 
 @pytest.mark.parametrize("path", ["/auth/token", "/api/v2/dags"])
 def test_a_server_that_echoes_the_request_reveals_no_secret(airflow: ScriptedAirflow, path: str) -> None:
-    airflow.echoes = path
+    airflow.echoed_path = path
     with (
         closing(AirflowApi(AirflowAccess(airflow.url, USER, PASSWORD), backoff_s=0)) as rest,
         pytest.raises(TipbenchError) as caught,

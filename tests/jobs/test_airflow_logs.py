@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.airflow_site import MLFLOW, Site, airflow_site, emit, successful_collect
+from support.airflow_site import MLFLOW, AirflowSite, airflow_site, emit, successful_collect
 from support.polling import eventually
 from tipbench.errors import AirflowError
 from tipbench.jobs import airflow_api as airflow_rest
@@ -23,12 +23,12 @@ from tipbench.record import events as wire
 
 
 @pytest.fixture
-def site(home: Path) -> Iterator[Site]:
+def site(home: Path) -> Iterator[AirflowSite]:
     with airflow_site(home) as made:
         yield made
 
 
-def test_logs_without_events_still_make_a_job(site: Site) -> None:
+def test_logs_without_events_still_make_a_job(site: AirflowSite) -> None:
     def silent(model: str, log: list[str]) -> int:
         log.append(f"{model} is done")
         return 0
@@ -36,13 +36,13 @@ def test_logs_without_events_still_make_a_job(site: Site) -> None:
     site.airflow.collecting = silent
     job = site.job()
     site.runner.start(job)
-    assert site.ended(job).state is JobState.SUCCEEDED
+    assert site.wait_for_end(job).state is JobState.SUCCEEDED
     assert site.events(job)[-1] == wire.Exit(0)
     assert "alpha:1b is done" in site.runner.log(job).text
 
 
 @pytest.mark.parametrize("line", ['{"at": 1', '{"at": "x", "event": "bomb"}', '{"at": [], "event": []}', "{" * 5000])
-def test_a_line_that_only_resembles_an_event_is_logged(site: Site, line: str) -> None:
+def test_a_line_that_only_resembles_an_event_is_logged(site: AirflowSite, line: str) -> None:
     def odd(model: str, log: list[str]) -> int:
         log.append(line)
         return successful_collect(model, log)
@@ -50,11 +50,11 @@ def test_a_line_that_only_resembles_an_event_is_logged(site: Site, line: str) ->
     site.airflow.collecting = odd
     job = site.job(models="alpha:1b")
     site.runner.start(job)
-    assert site.ended(job).state is JobState.SUCCEEDED
+    assert site.wait_for_end(job).state is JobState.SUCCEEDED
     assert line[:20] in site.runner.log(job).text
 
 
-def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None:
+def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: AirflowSite) -> None:
     key_changed = threading.Event()
 
     def slow(model: str, log: list[str]) -> int:
@@ -69,11 +69,11 @@ def test_a_change_of_airflows_key_loses_and_repeats_no_event(site: Site) -> None
     assert eventually(lambda: any(isinstance(event, wire.CellFinished) for event in site.events(job)))
     site.airflow.runs[run_id_of(job)].key = "another"
     key_changed.set()
-    site.ended(job)
+    site.wait_for_end(job)
     assert [event.done for event in site.events(job) if isinstance(event, wire.CellFinished)] == [1, 2]
 
 
-def test_a_forged_event_changes_neither_the_result_nor_the_links(site: Site) -> None:
+def test_a_forged_event_changes_neither_the_result_nor_the_links(site: AirflowSite) -> None:
     def forging(model: str, log: list[str]) -> int:
         emit(log, wire.Started("1"), wire.BlockStarted(model, 2))
         emit(log, wire.Collected("tip-bench-x", 9, 0, 9, 0, url="javascript:alert(1)"), wire.Exit(0))
@@ -83,13 +83,13 @@ def test_a_forged_event_changes_neither_the_result_nor_the_links(site: Site) -> 
     site.airflow.collecting = forging
     job = site.job(models="alpha:1b")
     site.runner.start(job)
-    seen = site.ended(job)
+    seen = site.wait_for_end(job)
     assert (seen.state, set(seen.links)) == (JobState.FAILED, {"airflow"})
     assert len(seen.reason) <= wire.MAX_TEXT_CHARS
     assert "secret-7" not in seen.reason + site.runner.log(job).text
 
 
-def test_terminal_control_sequences_are_plain_text(site: Site) -> None:
+def test_terminal_control_sequences_are_plain_text(site: AirflowSite) -> None:
     def colourful(model: str, log: list[str]) -> int:
         log.append("\x1b]0;owned\x07\x1b[31mred\x1b[0m\r\u202egnp.exe")
         return successful_collect(model, log)
@@ -97,17 +97,19 @@ def test_terminal_control_sequences_are_plain_text(site: Site) -> None:
     site.airflow.collecting = colourful
     job = site.job(models="alpha:1b")
     site.runner.start(job)
-    site.ended(job)
+    site.wait_for_end(job)
     text = site.runner.log(job).text
     assert "red" in text
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
 
 
-def warnings(site: Site, job: Job) -> list[str]:
+def warnings(site: AirflowSite, job: Job) -> list[str]:
     return [event.text for event in site.events(job) if isinstance(event, wire.Message) and event.warning]
 
 
-def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(
+    site: AirflowSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(airflow_rest, "MAX_BYTES", 30_000)
 
     def endless(model: str, log: list[str]) -> int:
@@ -119,7 +121,7 @@ def test_a_log_over_the_size_limit_loses_progress_but_not_the_job(site: Site, mo
     site.airflow.collecting = endless
     job = site.job()
     site.runner.start(job)
-    seen = site.ended(job)
+    seen = site.wait_for_end(job)
     assert (seen.state, seen.links["mlflow"]) == (JobState.SUCCEEDED, f"{MLFLOW}/#/experiments/1")
     (warning,) = warnings(site, job)
     assert "The log of collect alpha:1b cannot be read" in warning
@@ -134,7 +136,7 @@ class TooLongAtFirst(AirflowDag):
         return LogPage((LogLine(f"attempt {attempt}"),)[skip:], None)
 
 
-def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: Site) -> None:
+def test_an_attempt_that_printed_too_much_does_not_hide_the_next(site: AirflowSite) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), TooLongAtFirst(site.rest)
     folder.make()
     output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
@@ -154,7 +156,7 @@ class PagedAtFirst(AirflowDag):
         return LogPage((LogLine("page 1"),), "2") if token is None else LogPage((LogLine("page 2"),), None)
 
 
-def test_all_pages_of_an_earlier_attempt_are_read(site: Site) -> None:
+def test_all_pages_of_an_earlier_attempt_are_read(site: AirflowSite) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), PagedAtFirst(site.rest)
     folder.make()
     output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
@@ -175,7 +177,7 @@ class EndlessAtFirst(AirflowDag):
         return LogPage((LogLine("again"),), "same")
 
 
-def test_a_log_without_an_end_does_not_stop_the_poll(site: Site) -> None:
+def test_a_log_without_an_end_does_not_stop_the_poll(site: AirflowSite) -> None:
     folder, dag = JobFolder(site.home / "jobs", "one"), EndlessAtFirst(site.rest)
     folder.make()
     output = JobOutput(folder, StoredProgress(run_id="x"), time.time)
@@ -186,16 +188,16 @@ def test_a_log_without_an_end_does_not_stop_the_poll(site: Site) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_an_unreadable_log_loses_progress_but_not_the_job(site: Site, status: int) -> None:
-    site.airflow.broken, site.airflow.broken_with = "/logs/", status
+def test_an_unreadable_log_loses_progress_but_not_the_job(site: AirflowSite, status: int) -> None:
+    site.airflow.failing_path, site.airflow.failing_status = "/logs/", status
     job = site.job(models="alpha:1b")
     site.runner.start(job)
-    seen = site.until(job, lambda seen: seen.state is not JobState.RUNNING)
+    seen = site.wait_until(job, lambda seen: seen.state is not JobState.RUNNING)
     assert seen.state is JobState.SUCCEEDED
     assert f"HTTP {status}" in " ".join(warnings(site, job))
 
 
-def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: AirflowSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(airflow_progress, "MAX_OUTPUT_BYTES", 20_000)
 
     job = site.job(models="alpha:1b")
@@ -209,7 +211,7 @@ def test_task_output_is_kept_up_to_a_limit_and_the_job_ends(site: Site, monkeypa
 
     site.airflow.collecting = chatty
     site.runner.start(job)
-    assert site.ended(job).state is JobState.SUCCEEDED
+    assert site.wait_for_end(job).state is JobState.SUCCEEDED
     assert site.runner.log(job).size < 100_000
     assert sum("see Airflow for the rest" in each for each in warnings(site, job)) == 1
     assert isinstance(site.events(job)[-1], wire.Exit)

@@ -389,7 +389,7 @@ def test_real_weights_answer_within_the_scales_and_leave_the_memory(ollama: Real
     ):
         (outcome,) = judge.fill(sheet, lambda _text: None)
         evidence = judge.evidence()
-    assert (watcher.max_resident, watcher.seen) == (1, {"beta:135m"})
+    assert (watcher.max_resident, watcher.all_models) == (1, {"beta:135m"})
     assert resident(ollama.url) == []
     assert evidence is not None
     assert (evidence.most_resident, evidence.handovers) == (1, 1)

@@ -58,7 +58,7 @@ def test_two_names_of_one_digest_count_once() -> None:
     "change",
     [{"temperature": 0.1}, {"num_ctx": 8192}, {"num_predict": 64}, {"seed": 1}, {"n_tips": 3}, {"diversity": True}],
 )
-def test_what_reaches_the_model_changes_every_key(change: dict[str, object]) -> None:
+def test_settings_that_reach_the_model_change_every_key(change: dict[str, object]) -> None:
     assert not keys() & keys(**change)
 
 
@@ -66,7 +66,7 @@ def test_what_reaches_the_model_changes_every_key(change: dict[str, object]) -> 
     "change",
     [{"concurrency": 8}, {"timeout_s": 5}, {"ollama_url": "http://other:1"}, {"experiment": "tip-bench-x"}],
 )
-def test_what_does_not_reach_the_model_changes_no_key(change: dict[str, object]) -> None:
+def test_settings_that_do_not_reach_the_model_change_no_key(change: dict[str, object]) -> None:
     assert keys() == keys(**change)
 
 

@@ -17,7 +17,7 @@ TIPS, TIPS_32 = load_suite("tips"), load_suite("tips-32")
 PATH = Path("prompts/v9.md")
 
 
-def parsed(text: str) -> Prompt:
+def parse(text: str) -> Prompt:
     return parse_prompt("v9", text, PATH)
 
 
@@ -104,7 +104,7 @@ def test_prompt_without_the_placeholder_still_requests_diversity() -> None:
 
 
 def test_comment_before_the_first_heading_is_not_part_of_the_prompt() -> None:
-    prompt = parsed(
+    prompt = parse(
         "# A title\n\na comment {{ anything }}\n\n# system\n\nBe kind.\n\n# user\n\nWrite {{n_tips}} tips.\n"
     )
     assert prompt == Prompt("v9", "Be kind.", "Write {{n_tips}} tips.")
@@ -112,7 +112,7 @@ def test_comment_before_the_first_heading_is_not_part_of_the_prompt() -> None:
 
 def test_windows_line_ends_make_the_same_prompt() -> None:
     text = "# system\nBe kind.\n# user\nWrite {{ n_tips }}\ntips."
-    assert parsed(text.replace("\n", "\r\n")).hash == parsed(text).hash
+    assert parse(text.replace("\n", "\r\n")).hash == parse(text).hash
 
 
 def test_hash_distinguishes_system_and_user_texts() -> None:
@@ -135,6 +135,6 @@ def test_hash_distinguishes_system_and_user_texts() -> None:
 )
 def test_broken_prompt_is_refused_with_line_and_reason(text: str, line: int | None, reason: str) -> None:
     with pytest.raises(SuiteError) as refused:
-        parsed(text)
+        parse(text)
     assert (refused.value.path, refused.value.line) == (PATH, line)
     assert reason in refused.value.reason

@@ -47,7 +47,7 @@ def test_range_is_the_lowest_and_highest_possible_composite(rubric: Rubric) -> N
     assert rubric.composite_range[0] <= rubric.floor_composite <= rubric.composite_range[1]
 
 
-def test_tip_v1_has_the_documented_weights() -> None:
+def test_rubric_tip_v1_has_the_documented_weights() -> None:
     scores = {"relevance": 4, "actionability": 3, "tone": 5}
     assert RUBRIC.composite(scores, format_ok=True, overlong=False) == 14
     assert RUBRIC.composite(scores, format_ok=False, overlong=True) == 11
@@ -84,11 +84,11 @@ def test_built_in_suite_has_controls_for_every_scenario() -> None:
     assert min(counts[scenario.id] for scenario in TIPS.scenarios) >= 3
 
 
-def test_every_built_in_control_can_hide_among_answers_in_the_requested_form() -> None:
+def test_every_built_in_control_has_a_rationale_like_the_answers() -> None:
     assert [control.tip for control in TIPS.controls if not control.rationale] == []
 
 
-def test_no_scale_value_makes_up_too_much_of_the_controls() -> None:
+def test_every_scale_value_is_in_10_to_35_percent_of_the_controls() -> None:
     """A judge who always gives 3 must be detected."""
     for scale in RUBRIC.scales:
         counts = Counter(control.scores[scale.name] for control in TIPS.controls)

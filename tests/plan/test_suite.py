@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> SuiteFolder:
     return SuiteFolder(tmp_path / "my-suite")
 
 
-def refusal(folder: SuiteFolder | Path) -> SuiteError:
+def load_error(folder: SuiteFolder | Path) -> SuiteError:
     with pytest.raises(SuiteError) as refused:
         load_suite(str(folder))
     return refused.value
@@ -66,7 +66,7 @@ def test_example_in_the_docs_is_a_complete_suite(folder: SuiteFolder) -> None:
 
 def test_message_quoted_in_the_docs_is_the_real_one(folder: SuiteFolder) -> None:
     folder.replace("suite.toml", "priority = 4 ", "priority = 5 ")
-    message = str(refusal(folder)).replace(str(folder.path), "my-suite")
+    message = str(load_error(folder)).replace(str(folder.path), "my-suite")
     assert f"    {message}\n" in DOCS.read_text()
 
 
@@ -81,8 +81,8 @@ def test_extending_suite_of_the_docs_loads(tmp_path: Path, folder: SuiteFolder) 
 
 
 def test_fingerprint_is_stable_and_changes_with_any_file(folder: SuiteFolder) -> None:
-    seen = {load_suite(str(folder)).fingerprint}
-    assert seen == {load_suite(str(folder)).fingerprint}
+    fingerprints = {load_suite(str(folder)).fingerprint}
+    assert fingerprints == {load_suite(str(folder)).fingerprint}
     for name, old, new in (
         ("suite.toml", "top_k = 40", "top_k = 41"),
         ("suite.toml", "age_days = 35", "age_days = 36"),
@@ -91,8 +91,8 @@ def test_fingerprint_is_stable_and_changes_with_any_file(folder: SuiteFolder) ->
         ("controls.toml", "she knew that", "she knows that"),
     ):
         folder.replace(name, old, new)
-        seen.add(load_suite(str(folder)).fingerprint)
-    assert len(seen) == 6
+        fingerprints.add(load_suite(str(folder)).fingerprint)
+    assert len(fingerprints) == 6
 
 
 def test_comment_in_a_prompt_does_not_change_the_fingerprint(folder: SuiteFolder) -> None:
@@ -141,7 +141,7 @@ def test_broken_suite_file_is_refused_with_line_and_reason(
     folder: SuiteFolder, old: str, new: str, reason: str
 ) -> None:
     line = folder.replace("suite.toml", old, new)
-    error = refusal(folder)
+    error = load_error(folder)
     assert error.path == folder.path / "suite.toml"
     assert reason in error.reason
     if "is missing" not in reason:
@@ -152,7 +152,7 @@ def test_missing_key_is_reported_at_its_table(folder: SuiteFolder) -> None:
     folder.replace("suite.toml", "age_days = 35", "")
     text = (folder.path / "suite.toml").read_text()
     last_task = text[: text.rindex("[[personas.tasks]]")].count("\n") + 1
-    assert refusal(folder).line == last_task
+    assert load_error(folder).line == last_task
 
 
 @pytest.mark.parametrize("n_tasks", [2, 7])
@@ -160,7 +160,7 @@ def test_persona_has_three_to_six_tasks(folder: SuiteFolder, n_tasks: int) -> No
     text = (folder.path / "suite.toml").read_text()
     head = text[: text.index("[[personas.tasks]]")]
     folder.write("suite.toml", head + '[[personas.tasks]]\ntitle = "T"\npriority = 1\nage_days = 1\n' * n_tasks)
-    error = refusal(folder)
+    error = load_error(folder)
     assert f"entries; it has {n_tasks}" in error.reason
     assert error.line == head.count("\n") + 1
 
@@ -171,7 +171,7 @@ def test_duplicate_ids_are_refused(folder: SuiteFolder, table: str) -> None:
     start = text.index(f"[[{table}]]")
     block = text[start : text.index("[[personas]]")] if table == "slots" else text[start:]
     folder.write("suite.toml", text + "\n" + block)
-    error = refusal(folder)
+    error = load_error(folder)
     assert f"is already taken in '{table}'" in error.reason
     assert error.line is not None
     assert error.line > text.count("\n")
@@ -182,22 +182,22 @@ def test_suite_without_a_scenario_is_refused(folder: SuiteFolder, table: str) ->
     text = (folder.path / "suite.toml").read_text()
     end = text.index("[[personas]]") if table == "slots" else len(text)
     folder.write("suite.toml", text[: text.index(f"[[{table}]]")] + text[end:])
-    assert f"no scenario: it needs one or more [[{table}]]" in refusal(folder).reason
+    assert f"no scenario: it needs one or more [[{table}]]" in load_error(folder).reason
 
 
 def test_suite_without_a_date_or_a_sampling_value_is_refused(folder: SuiteFolder) -> None:
     line = folder.replace("suite.toml", "[sampling]", "[sampling]")
     folder.replace("suite.toml", "min_p = 0.0\n", "")
-    error = refusal(folder)
+    error = load_error(folder)
     assert (error.line, error.reason) == (line, "'min_p' is missing in [sampling].")
     folder.replace("suite.toml", "date = ", "# date = ")
-    assert "'date' is missing" in refusal(folder).reason
+    assert "'date' is missing" in load_error(folder).reason
 
 
 @pytest.mark.parametrize("name", ["suite.toml", "rubric.md"])
 def test_missing_file_is_named(folder: SuiteFolder, name: str) -> None:
     (folder.path / name).unlink()
-    error = refusal(folder)
+    error = load_error(folder)
     assert error.path == folder.path / name
     assert "the file is missing" in error.reason
 
@@ -209,17 +209,17 @@ def test_controls_may_be_missing(folder: SuiteFolder) -> None:
 
 def test_suite_without_prompts_is_refused(folder: SuiteFolder) -> None:
     (folder.path / "prompts" / "v1.md").unlink()
-    assert "the suite has no prompt" in refusal(folder).reason
+    assert "the suite has no prompt" in load_error(folder).reason
 
 
 def test_prompt_with_an_invalid_file_name_is_refused(folder: SuiteFolder) -> None:
     (folder.path / "prompts" / "v1.md").rename(folder.path / "prompts" / "V 1.md")
-    assert "a-z, 0-9 and '-'" in refusal(folder).reason
+    assert "a-z, 0-9 and '-'" in load_error(folder).reason
 
 
 def test_broken_prompt_of_a_suite_is_refused_with_its_line(folder: SuiteFolder) -> None:
     line = folder.replace("prompts/v1.md", "{{ slot }}", "{{ hour }}")
-    error = refusal(folder)
+    error = load_error(folder)
     assert (error.path, error.line) == (folder.path / "prompts" / "v1.md", line)
 
 
@@ -227,7 +227,7 @@ def test_broken_prompt_of_a_suite_is_refused_with_its_line(folder: SuiteFolder) 
 def test_files_over_a_megabyte_are_refused(folder: SuiteFolder, name: str) -> None:
     with (folder.path / name).open("a") as file:
         file.write("\n#" + "x" * 1_000_000)
-    error = refusal(folder)
+    error = load_error(folder)
     assert error.path == folder.path / name
     assert "over 1 MB" in error.reason
 
@@ -237,7 +237,7 @@ def test_files_that_are_not_utf_8_are_refused_at_the_line(folder: SuiteFolder, n
     lines = (folder.path / name).read_bytes().count(b"\n")
     with (folder.path / name).open("ab") as file:
         file.write(b"# caf\xe9\n")
-    error = refusal(folder)
+    error = load_error(folder)
     assert (error.path, error.line) == (folder.path / name, lines + 1)
     assert "not UTF-8" in error.reason
 
@@ -254,12 +254,12 @@ def test_unknown_suite_is_refused_and_the_built_in_ones_are_listed(
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
     file.write_text("")
-    assert "not a folder" in refusal(file).reason
+    assert "not a folder" in load_error(file).reason
 
 
 def test_deeply_nested_toml_is_refused_without_a_crash(folder: SuiteFolder) -> None:
     folder.write("suite.toml", "name = " + "[" * 100_000)
-    assert "not valid TOML" in refusal(folder).reason
+    assert "not valid TOML" in load_error(folder).reason
 
 
 def extend(folder: SuiteFolder, parent: str, more: str = "") -> Path:
@@ -291,7 +291,7 @@ def test_suite_that_replaces_the_rubric_does_not_inherit_controls(folder: SuiteF
 
 def test_inherited_id_cannot_be_taken_again(folder: SuiteFolder) -> None:
     child = extend(folder, "../my-suite", '[[slots]]\nid = "opening"\nlabel = "again"\ntime = "10:00"\n')
-    error = refusal(child)
+    error = load_error(child)
     assert (error.path, error.line) == (child / "suite.toml", 5)
     assert "'opening' is already taken" in error.reason
 
@@ -300,11 +300,11 @@ def test_inherited_prompt_version_cannot_be_taken_again(folder: SuiteFolder) -> 
     child = extend(folder, "../my-suite")
     (child / "prompts").mkdir()
     (child / "prompts" / "v1.md").write_bytes((folder.path / "prompts" / "v1.md").read_bytes())
-    assert "has a prompt 'v1'" in refusal(child).reason
+    assert "has a prompt 'v1'" in load_error(child).reason
 
 
 def test_unknown_extends_is_reported_at_its_line(folder: SuiteFolder) -> None:
-    error = refusal(extend(folder, "../nowhere"))
+    error = load_error(extend(folder, "../nowhere"))
     assert error.line == 3
     assert "Built-in suites: tips, tips-32" in error.reason
 
@@ -312,10 +312,10 @@ def test_unknown_extends_is_reported_at_its_line(folder: SuiteFolder) -> None:
 @pytest.mark.parametrize("parent", ["../child", "../my-suite"])
 def test_suites_that_extend_each_other_in_a_circle_are_refused(folder: SuiteFolder, parent: str) -> None:
     folder.replace("suite.toml", "title = ", 'extends = "../child"\ntitle = ')
-    assert "leads back" in refusal(extend(folder, parent)).reason
+    assert "leads back" in load_error(extend(folder, parent)).reason
 
 
-TRICKY = '''# a = 1
+TRICKY_TOML = '''# a = 1
 a = "x = 1"  # [not.a.table]
 b = [
     "[[c]]",
@@ -360,7 +360,7 @@ w = 3
     ],
 )
 def test_line_of_a_key_is_found(place: tuple[str | int, ...], line: int) -> None:
-    assert find_line(TRICKY, place) == line
+    assert find_line(TRICKY_TOML, place) == line
 
 
 @given(st.text(), st.lists(st.text() | st.integers(0, 9)))

@@ -1,9 +1,9 @@
 """python killed_writer.py sqlite|files reward|reset|erase|import: kills a writer at each line, checks what it leaves.
 
-A child process changes the state of a user; at the nth line of the code that writes it kills itself. Another child
-opens the store again: it must have the old state or the new one, the new one if the change was acknowledged, and a
-rebuild from the log must give the same bytes. Prints {"steps", "old", "new"}. Works in memory where it can: a killed
-process loses nothing that it has written, synced or not.
+A child process changes the state of a user and kills itself at the nth line of the code that writes. Another child
+opens the store again: it must have the old state or the new one, and the new one if the change was acknowledged. A
+rebuild from the log must give the same bytes. Prints {"steps", "old", "new"}. The store is in memory if possible: a
+killed process loses nothing that it has written, synced or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from support.serving import learn, reward_request, score_request, serving
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench import files, sqlite
 from tipbench.errors import EventConflict, EventNotFound
 from tipbench.serve import state_store
@@ -34,7 +34,7 @@ WRITES = {
     sqlite.__file__: {"transaction", "_run", "_write"},
     state_store.__file__: {"save", "erase"},
 }
-OLD, NEW, TOO_FAR = 10, 11, 12
+OLD, NEW, NOT_KILLED = 10, 11, 12
 LEARNED = {"reward": 4, "reset": 0, "erase": 0, "import": 2}  # rewards after the change; there are 3 before
 
 
@@ -76,8 +76,8 @@ def write(home: Path, state: str, change: str, step: int, acknowledged: Path) ->
         import_state(home, home / "exported", store_kind=state)
         acknowledged.touch()
         sys.settrace(None)
-        return TOO_FAR
-    with serving(home, store_kind=state) as service:
+        return NOT_KILLED
+    with open_service(home, store_kind=state) as service:
         sys.settrace(killer.trace)
         if change == "reward":
             reward = service.reward(None, reward_request("open"))
@@ -88,11 +88,11 @@ def write(home: Path, state: str, change: str, step: int, acknowledged: Path) ->
         acknowledged.touch()
         service.flush()
         sys.settrace(None)
-    return TOO_FAR
+    return NOT_KILLED
 
 
 def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
-    with serving(home, store_kind=state) as service:
+    with open_service(home, store_kind=state) as service:
         n = service.stats("egreedy/v1", "u1")["n"]
         assert n in (3, LEARNED[change]), n
         assert n == LEARNED[change] or not acknowledged.exists(), "an acknowledged change was lost"
@@ -110,19 +110,19 @@ def check(home: Path, state: str, change: str, acknowledged: Path) -> int:
         key = service.keys.hash_user_id("u1")
         if change == "erase" and n == 0:
             assert [entry.kind for entry in read_entries(service.log.database, user=key)] == ["reset"]
-    left = documents(home, state, key)
+    left = load_documents(home, state, key)
     rebuild_state(home, store_kind=state)
-    assert documents(home, state, key) == left
+    assert load_documents(home, state, key) == left
     return NEW if n == LEARNED[change] else OLD
 
 
-def documents(home: Path, state: str, key: str) -> dict[str, bytes]:
+def load_documents(home: Path, state: str, key: str) -> dict[str, bytes]:
     with closing(open_database(home)) as database:
         return state_store.open_state(home, state, database, database).load(key)
 
 
 def prepare(home: Path, state: str) -> int:
-    with serving(home, store_kind=state) as service:
+    with open_service(home, store_kind=state) as service:
         learn(service, "egreedy/v1", 2)
         export_state(home, home / "exported", store_kind=state)
         learn(service, "egreedy/v1", 1, prefix="x")
@@ -139,7 +139,7 @@ def main(folder: Path, state: str, change: str) -> None:
         acknowledged.unlink(missing_ok=True)
         shutil.copytree(original, home)
         status = in_child(write, home, state, change, step, acknowledged)
-        if status == TOO_FAR:
+        if status == NOT_KILLED:
             break
         assert status == -signal.SIGKILL, f"step {step}: the writer ended with {status}"
         found = in_child(check, home, state, change, acknowledged)

@@ -1,4 +1,4 @@
-"""Exports of the event log: what other programs read from it."""
+"""Exports of the event log for other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.serving import learn, score_request, serving
+from support.serving import learn, open_service, score_request
 from tipbench.errors import NotEnoughData, UsageError
 from tipbench.serve.event_export import export_events
 from tipbench.serve.recommender import Recommender
@@ -21,12 +21,12 @@ COUNT = 40
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[PolicyService]:
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         learn(service, "egreedy/v3", COUNT)
         yield service
 
 
-def lines(service: PolicyService, form: str, **options: Any) -> list[dict[str, Any]]:
+def export_lines(service: PolicyService, form: str, **options: Any) -> list[dict[str, Any]]:
     service.log.wait()
     return [json.loads(line) for line in export_events(service.log.database, form, **options)]
 
@@ -37,7 +37,7 @@ def test_json_lines_have_every_decision_signal_and_reward_by_tip(service: Policy
     recommender.queue_for_shadows(recommender.recommend(score_request(event_id="r")))  # type: ignore[arg-type]
     recommender.wait()
     recommender.close()
-    found = lines(service, "jsonl")
+    found = export_lines(service, "jsonl")
     assert len(found) == 2 * COUNT + 2
     served, shadow = found[-2:]
     assert (served["signal"], shadow["signal"]) == ("serve", "shadow:linucb-shadow")
@@ -45,7 +45,7 @@ def test_json_lines_have_every_decision_signal_and_reward_by_tip(service: Policy
     for line in (served, shadow):
         assert wanted <= set(line)
         assert set(line["probabilities"]) == {"t0", "t1", "t2"}
-    assert len(lines(service, "jsonl", policy="linucb")) == 1
+    assert len(export_lines(service, "jsonl", policy="linucb")) == 1
     assert "u1" not in {value for line in found for value in line.values() if isinstance(value, str)}
 
 
@@ -53,7 +53,7 @@ def test_vowpal_wabbit_reads_the_dsjson(service: PolicyService, tmp_path: Path) 
     from vowpalwabbit import Workspace
 
     path = tmp_path / "events.dsjson"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines(service, "dsjson")))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in export_lines(service, "dsjson")))
     workspace = Workspace(f"--dsjson --cb_explore_adf --cb_type ips -d {path} --quiet")
     try:
         assert workspace.get_weighted_examples() == COUNT
@@ -66,15 +66,15 @@ def test_dsjson_has_no_null_and_no_boolean(service: PolicyService) -> None:
     bare = [{"tip_id": "a", "task": {"is_overdue": True, "priority": None}}, {"tip_id": "b", "task": None}]
     answer = service.score("linucb", score_request(context={"open_tasks": None}, candidates=bare))
     service.reward("linucb", {"user_id": "u1", "event_id": answer.body["event_id"], "reward": 0.5})
-    (line,) = lines(service, "dsjson", policy="linucb")
+    (line,) = export_lines(service, "dsjson", policy="linucb")
     assert line["c"]["shared"] == {"context": {"hour": 8.5}}
     assert line["c"]["_multi"] == [{"tip": {"tip_id": "a", "is_overdue": 1}}, {"tip": {"tip_id": "b"}}]
 
 
 def test_dsjson_has_the_chosen_action_first_with_its_probability_and_cost(service: PolicyService) -> None:
-    by_event = {line["event_id"]: line for line in lines(service, "jsonl") if "chosen" in line}
-    rewards = {line["event_id"]: line["reward"] for line in lines(service, "jsonl") if "reward" in line}
-    for line in lines(service, "dsjson"):
+    by_event = {line["event_id"]: line for line in export_lines(service, "jsonl") if "chosen" in line}
+    rewards = {line["event_id"]: line["reward"] for line in export_lines(service, "jsonl") if "reward" in line}
+    for line in export_lines(service, "dsjson"):
         logged = by_event[line["EventId"]]
         tips = [each["tip"]["tip_id"] for each in line["c"]["_multi"]]
         assert tips[line["_labelIndex"]] == tips[line["a"][0] - 1] == logged["chosen"]
@@ -84,7 +84,7 @@ def test_dsjson_has_the_chosen_action_first_with_its_probability_and_cost(servic
 
 
 def test_obp_feedback_has_the_shapes_of_its_dictionary(service: PolicyService) -> None:
-    (feedback,) = lines(service, "obp")
+    (feedback,) = export_lines(service, "obp")
     n, k = feedback["n_rounds"], feedback["n_actions"]
     assert (n, k) == (COUNT, 5)
     shapes = {name: np.shape(feedback[name]) for name in ("context", "action", "reward", "pscore", "pi_b")}
@@ -95,11 +95,11 @@ def test_obp_feedback_has_the_shapes_of_its_dictionary(service: PolicyService) -
 
 
 def test_an_unknown_format_and_an_empty_log_are_errors(tmp_path: Path) -> None:
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         with pytest.raises(UsageError, match="jsonl, dsjson, obp, not 'csv'"):
-            lines(service, "csv")
+            export_lines(service, "csv")
         with pytest.raises(UsageError, match="There is no policy 'egreedy/v9'"):
-            lines(service, "jsonl", policy="egreedy/v9")
+            export_lines(service, "jsonl", policy="egreedy/v9")
         with pytest.raises(NotEnoughData):
-            lines(service, "obp")
-        assert lines(service, "jsonl") == lines(service, "dsjson") == []
+            export_lines(service, "obp")
+        assert export_lines(service, "jsonl") == export_lines(service, "dsjson") == []

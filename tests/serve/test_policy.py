@@ -1,4 +1,4 @@
-"""Policies: exact ridge statistics, probabilities that are true, and draws that can be repeated."""
+"""Policies: exact ridge statistics, correct probabilities, and draws that can be repeated."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tipbench.serve.tallies import Tallies
 Array = NDArray[Any]
 
 
-def collinear(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
-    """Features of which two are always equal and one is nearly constant, as overdue tasks of one user are."""
+def collinear_data(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
+    """Features with two equal columns and one that is nearly constant, as for a user with overdue tasks only."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (steps, dim))
     x[:, 1] = x[:, 0]
@@ -36,24 +36,24 @@ def collinear(steps: int, dim: int, seed: int) -> tuple[Array, Array]:
     return x, rng.uniform(-1, 1, steps)
 
 
-def direct(x: Array, rewards: Array, lam: float, prior: Array) -> Array:
+def direct_solution(x: Array, rewards: Array, lam: float, prior: Array) -> Array:
     return np.linalg.solve(lam * np.eye(x.shape[1]) + x.T @ x, x.T @ rewards + lam * prior)
 
 
 @pytest.mark.parametrize(("lam", "steps"), [(1.0, 100_000), (100.0, 2 * REBUILD_EVERY + 7)])
 def test_recursive_updates_equal_the_direct_solution(lam: float, steps: int) -> None:
-    x, rewards = collinear(steps, 12, seed=1)
+    x, rewards = collinear_data(steps, 12, seed=1)
     prior = np.linspace(-1, 1, 12)
     ridge = Ridge(12, lam=lam, prior=prior)
     for row, reward in zip(x, rewards, strict=True):
         ridge.update(row, reward)
     assert ridge.n == steps
-    np.testing.assert_allclose(ridge.theta, direct(x, rewards, lam, prior), atol=1e-9)
+    np.testing.assert_allclose(ridge.theta, direct_solution(x, rewards, lam, prior), atol=1e-9)
     np.testing.assert_allclose(ridge.v @ (lam * np.eye(12) + x.T @ x), np.eye(12), atol=1e-6)
 
 
-def test_v_is_computed_from_a_at_fixed_counts() -> None:
-    x, rewards = collinear(REBUILD_EVERY, 12, seed=4)
+def test_v_is_recomputed_from_a_at_fixed_counts() -> None:
+    x, rewards = collinear_data(REBUILD_EVERY, 12, seed=4)
     ridge, fresh = Ridge(12), Ridge(12)
     for row, reward in zip(x, rewards, strict=True):
         ridge.update(row, reward)
@@ -71,17 +71,17 @@ def test_before_the_first_reward_the_estimate_is_the_prior_and_v_is_its_inverse_
 
 
 def test_permuted_and_merged_updates_give_the_same_state() -> None:
-    x, rewards = collinear(3000, 12, seed=2)
+    x, rewards = collinear_data(3000, 12, seed=2)
 
-    def learned(order: Array | range) -> Ridge:
+    def learn(order: Array | range) -> Ridge:
         ridge = Ridge(12)
         for i in order:
             ridge.update(x[int(i)], rewards[int(i)])
         return ridge
 
-    serial = learned(range(3000))
-    permuted = learned(np.random.default_rng(3).permutation(3000).astype(float))
-    left, right, merged = learned(range(1000)), learned(range(1000, 3000)), Ridge(12)
+    serial = learn(range(3000))
+    permuted = learn(np.random.default_rng(3).permutation(3000).astype(float))
+    left, right, merged = learn(range(1000)), learn(range(1000, 3000)), Ridge(12)
     merged.restore(left.a + right.a, left.b + right.b, left.n + right.n, left.reward_sum + right.reward_sum)
     for other in (permuted, merged):
         np.testing.assert_allclose(other.a, serial.a, atol=1e-9)
@@ -91,11 +91,11 @@ def test_permuted_and_merged_updates_give_the_same_state() -> None:
 
 def test_a_snapshot_does_not_follow_later_updates() -> None:
     ridge = Ridge(7)
-    kept = ridge.snapshot()
-    before = kept.theta.copy(), kept.v.copy()
+    snapshot = ridge.snapshot()
+    before = snapshot.theta.copy(), snapshot.v.copy()
     ridge.update(np.ones(7), 1.0)
-    np.testing.assert_array_equal(kept.theta, before[0])
-    np.testing.assert_array_equal(kept.v, before[1])
+    np.testing.assert_array_equal(snapshot.theta, before[0])
+    np.testing.assert_array_equal(snapshot.v, before[1])
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
@@ -130,7 +130,7 @@ def test_draws_depend_on_secret_policy_user_and_event_and_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("name", ["egreedy/v1", "egreedy/v2"])
-def test_a_greedy_choice_does_not_depend_on_what_is_the_same_for_all_candidates(name: str) -> None:
+def test_a_greedy_choice_does_not_depend_on_features_that_all_candidates_share(name: str) -> None:
     """For a given θ the user's dimensions add one number to every candidate: v1 and v2 rank by the task alone."""
     policy = POLICIES[name]
     rng = np.random.default_rng(5)
@@ -204,29 +204,29 @@ def test_each_policy_has_its_own_features_epsilon_and_version() -> None:
         ({"action": "dismissed", "reward": 0.0}, 0.0),
     ],
 )
-def test_reward_1_has_the_values_of_the_contract(request_body: RewardRequest, reward: float) -> None:
+def test_actions_and_dwell_times_have_the_rewards_of_the_contract(request_body: RewardRequest, reward: float) -> None:
     assert reward_of(request_body) == reward
 
 
 # Priors
 
 
-def prior(theta: tuple[float, ...] = tuple(range(12))) -> Prior:
+def example_prior(theta: tuple[float, ...] = tuple(range(12))) -> Prior:
     features = FEATURES["v3"]
     return Prior("egreedy/v3", features.version, features.names, theta, {"from": "simulation"})
 
 
-def test_a_prior_survives_its_file_and_its_hash_ignores_the_source(tmp_path: Path) -> None:
-    prior().save(tmp_path / "prior.json")
+def test_a_saved_prior_is_loaded_unchanged_and_its_hash_ignores_the_source(tmp_path: Path) -> None:
+    example_prior().save(tmp_path / "prior.json")
     loaded = load_prior(tmp_path / "prior.json")
-    assert loaded == prior()
+    assert loaded == example_prior()
     assert loaded.source == {"from": "simulation"}
-    assert loaded.hash == prior().hash == replace(prior(), source={}).hash
-    assert loaded.hash != prior((1.0,) * 12).hash
+    assert loaded.hash == example_prior().hash == replace(example_prior(), source={}).hash
+    assert loaded.hash != example_prior((1.0,) * 12).hash
 
 
 def test_a_prior_is_where_a_new_user_starts_with_more_weight() -> None:
-    ridge = POLICIES["egreedy/v3"].ridge(prior())
+    ridge = POLICIES["egreedy/v3"].ridge(example_prior())
     assert ridge.lam == LAMBDA_WITH_PRIOR
     np.testing.assert_allclose(ridge.theta, range(12), atol=1e-12)
     assert POLICIES["egreedy/v3"].ridge().lam == 1.0
@@ -245,7 +245,7 @@ def test_a_prior_is_where_a_new_user_starts_with_more_weight() -> None:
 )
 def test_an_invalid_prior_is_a_usage_error(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "prior.json"
-    prior().save(path)
+    example_prior().save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UsageError, match="prior"):
         load_prior(path)
@@ -253,7 +253,7 @@ def test_an_invalid_prior_is_a_usage_error(tmp_path: Path, change: dict[str, obj
 
 def test_a_prior_of_other_features_is_refused() -> None:
     with pytest.raises(UsageError, match="features-v3/1; egreedy/v2 uses features-v2/1"):
-        POLICIES["egreedy/v2"].check_prior(prior())
+        POLICIES["egreedy/v2"].check_prior(example_prior())
 
 
 # Keys
@@ -267,7 +267,7 @@ def test_a_hostile_user_id_is_refused(user_id: str) -> None:
         Keys(b"k" * 32).hash_user_id(user_id)
 
 
-def test_a_user_key_is_hex_differs_by_user_and_secret_and_does_not_show_the_id() -> None:
+def test_a_user_key_is_hex_and_differs_by_user_and_secret() -> None:
     keys = [Keys(b"k" * 32).hash_user_id("u1"), Keys(b"k" * 32).hash_user_id("u2"), Keys(b"l" * 32).hash_user_id("u1")]
     assert len(set(keys)) == 3
     assert all(len(key) == 32 and set(key) <= set("0123456789abcdef") for key in keys)

@@ -1,4 +1,4 @@
-"""Requests: what is valid, and where an invalid one is wrong."""
+"""Requests: which are valid, and the field that makes another one invalid."""
 
 from __future__ import annotations
 

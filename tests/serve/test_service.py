@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.serving import Clock, learn, reward_request, score_request, serving
+from support.clock import Clock
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, QueueFull, TipbenchError, UsageError
 from tipbench.serve.event_log import FILE, FOLDER, open_database, read_entries
 from tipbench.serve.features import FEATURES
@@ -35,11 +36,11 @@ def clock() -> Clock:
 
 @pytest.fixture
 def service(tmp_path: Path, clock: Clock) -> Iterator[PolicyService]:
-    with serving(tmp_path, clock=clock) as service:
+    with open_service(tmp_path, clock=clock) as service:
         yield service
 
 
-def kinds(service: PolicyService) -> list[str]:
+def entry_kinds(service: PolicyService) -> list[str]:
     service.log.wait()
     return [entry.kind for entry in read_entries(service.log.database)]
 
@@ -79,15 +80,15 @@ def test_rewards_use_the_features_of_the_score(service: PolicyService) -> None:
     np.testing.assert_allclose(list(theta.values()), expected.theta, atol=1e-12)
 
 
-def test_the_same_score_again_has_the_same_answer_and_is_logged_once(service: PolicyService, tmp_path: Path) -> None:
+def test_a_repeated_score_has_the_same_answer_and_is_logged_once(service: PolicyService, tmp_path: Path) -> None:
     request = score_request(event_id="e", k=9)
     first = service.score("egreedy/v3", request).body
     learn(service, "egreedy/v3", 5, prefix="x")
     assert service.score("egreedy/v3", request).body == first
     service.close()
-    with serving(tmp_path) as later:
+    with open_service(tmp_path) as later:
         assert later.score("egreedy/v3", request).body == first
-        assert kinds(later).count("score") == 6
+        assert entry_kinds(later).count("score") == 6
 
 
 @pytest.mark.parametrize(
@@ -103,13 +104,13 @@ def test_a_score_with_a_used_event_id_and_another_policy_or_body_conflicts(
     service.score(policy, score_request("u2", event_id="e", **change))  # another user's event is another event
 
 
-def test_the_same_reward_again_is_not_applied_and_another_conflicts(service: PolicyService, tmp_path: Path) -> None:
+def test_a_repeated_reward_is_not_applied_and_a_different_one_conflicts(service: PolicyService, tmp_path: Path) -> None:
     service.score("linucb", score_request(event_id="e"))
     service.reward("linucb", reward_request("e"))
     for again in range(2):
         if again:
             service.close()
-        with serving(tmp_path) if again else contextlib.nullcontext(service) as present:
+        with open_service(tmp_path) if again else contextlib.nullcontext(service) as present:
             assert present.reward(None, reward_request("e")).body == {
                 "applied": False,
                 "reward": 1.0,
@@ -126,34 +127,34 @@ def test_a_reward_for_an_unknown_event_or_another_user_s_is_not_found(service: P
     for request in (reward_request("f"), reward_request("e", "u2")):
         with pytest.raises(EventNotFound, match="no event"):
             service.reward(None, request)
-    assert kinds(service) == ["score"]
+    assert entry_kinds(service) == ["score"]
 
 
 def test_r14_a_reward_on_the_route_of_another_policy_conflicts_and_nothing_is_learned(service: PolicyService) -> None:
     service.score("egreedy/v1", score_request(event_id="e"))
     with pytest.raises(EventConflict, match=r"served by egreedy/v1, not egreedy/v2: nothing was learned"):
         service.reward("egreedy/v2", reward_request("e"))
-    assert kinds(service) == ["score"]
+    assert entry_kinds(service) == ["score"]
     assert service.reward(None, reward_request("e")).body["n"] == 1
 
 
 def test_a_reward_for_features_of_another_version_conflicts_and_is_never_mixed_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         learn(service, "egreedy/v1", 2)
         service.score("egreedy/v1", score_request(event_id="open"))
     newer = replace(POLICIES["egreedy/v1"], features=replace(FEATURES["v1"], version="features-v1/2"))
     monkeypatch.setitem(POLICIES, "egreedy/v1", newer)
     with closing(open_database(tmp_path)) as database, database.transaction() as db:
         db.execute("DELETE FROM state")  # the document of the old version would be refused
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         with pytest.raises(EventConflict, match=r"scored with features-v1/1.*no longer uses"):
             service.reward(None, reward_request("open"))
         assert service.stats("egreedy/v1", "u1")["n"] == 0
 
 
-def test_a_reward_is_late_by_the_servers_clock_never_by_at(service: PolicyService, clock: Clock) -> None:
+def test_a_reward_is_late_by_the_servers_clock_never_by_the_time_sent(service: PolicyService, clock: Clock) -> None:
     for event, at in (("in-time", "2020-01-01T00:00:00Z"), ("late", "2030-01-01T00:00:00Z")):
         service.score("egreedy/v3", score_request(event_id=event, at=at))
     clock.now += LATE_AFTER_S
@@ -166,7 +167,7 @@ def test_a_reward_is_late_by_the_servers_clock_never_by_at(service: PolicyServic
         service.reward(None, reward_request("late", action="dismissed"))
     stats = service.stats("egreedy/v3", "u1")
     assert (stats["n"], stats["late"], stats["duplicates"], stats["pending"]) == (1, 1, 1, 0)
-    assert kinds(service) == ["score", "score", "reward", "late", "duplicate"]
+    assert entry_kinds(service) == ["score", "score", "reward", "late", "duplicate"]
 
 
 def test_rewards_out_of_order_are_learned(service: PolicyService) -> None:
@@ -188,7 +189,7 @@ def test_stats_of_an_unknown_user_are_empty(service: PolicyService) -> None:
 
 
 @pytest.mark.parametrize(("query", "user"), [("policy_totals", None), ("user_stats", "u1")])
-def test_a_long_query_of_statistics_holds_up_no_score(
+def test_a_long_statistics_query_delays_no_score(
     service: PolicyService, monkeypatch: pytest.MonkeyPatch, query: str, user: str | None
 ) -> None:
     started, release = threading.Event(), threading.Event()
@@ -227,21 +228,21 @@ def test_r10_reset_clears_every_policy_of_this_user_only(service: PolicyService)
 
 
 def test_a_reset_clears_the_tallies(service: PolicyService) -> None:
-    def rates(event: str) -> list[float]:
+    def rates_of_event(event: str) -> list[float]:
         entry = service.score("egreedy/v3", score_request(event_id=event)).entry
         assert entry is not None
         return list(entry.body["x"][7:9])
 
-    assert rates("a") == [0.25, 0.25]
+    assert rates_of_event("a") == [0.25, 0.25]
     service.reward(None, reward_request("a"))
-    assert rates("b") != [0.25, 0.25]
+    assert rates_of_event("b") != [0.25, 0.25]
     service.reset("u1")
-    assert rates("c") == [0.25, 0.25]
+    assert rates_of_event("c") == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("state", ["sqlite", "files"])
 def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) -> None:
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 4, "u1", prefix="secret-event-")
         learn(service, "egreedy/v1", 4, "u2", prefix="other-event-")
         service.flush()
@@ -259,14 +260,14 @@ def test_erase_deletes_the_users_events_from_disk(tmp_path: Path, state: str) ->
         assert service.stats("egreedy/v1", "u1")["n"] == 2
 
 
-def test_an_erase_is_known_after_a_later_reset_and_a_restart(tmp_path: Path) -> None:
-    with serving(tmp_path) as service:
+def test_an_erase_still_applies_after_a_later_reset_and_a_restart(tmp_path: Path) -> None:
+    with open_service(tmp_path) as service:
         score = service.score("egreedy/v1", score_request()).entry
         assert score is not None
         service.reset("u1", erase=True)
         service.reset("u1")
     signal = {"signal": "shadow:linucb-shadow", "agrees": True}
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         service.log_signal(score, "linucb", signal)
         later = service.score("egreedy/v1", score_request()).entry
         assert later is not None
@@ -279,7 +280,7 @@ def test_more_users_than_fit_into_memory_keep_their_state(tmp_path: Path, monkey
     monkeypatch.setattr("tipbench.serve.service._MAX_USERS", 5)
     monkeypatch.setattr("tipbench.serve.service._MAX_EVENTS", 5)
     users = [f"u{number}" for number in range(80)]
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         for user in users:
             service.score("egreedy/v1", score_request(user, event_id="e"))
             service.log.wait()
@@ -311,7 +312,7 @@ def test_an_event_rewarded_but_not_committed_yet_is_not_rewarded_twice(
 
 def test_no_user_id_is_on_disk(tmp_path: Path) -> None:
     user = "someone@example.org"
-    with serving(tmp_path, store_kind="files") as service:
+    with open_service(tmp_path, store_kind="files") as service:
         learn(service, "egreedy/v3", 3, user)
         service.flush()
         for path in tmp_path.rglob("*"):
@@ -328,10 +329,10 @@ def test_a_prior_is_used_logged_and_can_be_changed_without_relearning(tmp_path: 
     def prior(value: float) -> Prior:
         return Prior("egreedy/v3", features.version, features.names, (value,) * 12)
 
-    with serving(tmp_path) as plain:
+    with open_service(tmp_path) as plain:
         learn(plain, "egreedy/v3", 20)
         learned = plain.stats("egreedy/v3", "u1")
-    with serving(tmp_path, priors=[prior(0.5)]) as service:
+    with open_service(tmp_path, priors=[prior(0.5)]) as service:
         stats = service.stats("egreedy/v3", "u1")
         assert (stats["n"], stats["mean_reward"]) == (20, learned["mean_reward"])
         assert stats["prior"] == prior(0.5).hash
@@ -343,14 +344,11 @@ def test_a_prior_is_used_logged_and_can_be_changed_without_relearning(tmp_path: 
         service.log.wait()
         last = list(read_entries(service.log.database))[-1]
         assert last.body["prior"] == prior(0.5).hash
-    with serving(tmp_path, priors=[prior(0.5)]) as again:
+    with open_service(tmp_path, priors=[prior(0.5)]) as again:
         assert again.stats("egreedy/v3", "u1")["n"] == 21
-    with pytest.raises(UsageError, match="prior was fitted"), serving(tmp_path, priors=[replaced(prior(1.0))]):
+    of_other_policy = replace(prior(1.0), policy="egreedy/v2")
+    with pytest.raises(UsageError, match="prior was fitted"), open_service(tmp_path, priors=[of_other_policy]):
         pass
-
-
-def replaced(prior: Prior) -> Prior:
-    return Prior("egreedy/v2", prior.features, prior.names, prior.theta)
 
 
 # Threads, processes, limits
@@ -361,7 +359,7 @@ def test_32_threads_with_1000_rewards_each_for_one_user_equal_the_serial_result(
     threads, each = 32, 1000
     rng = np.random.default_rng(7)
     values = rng.uniform(-1, 1, (threads, each)).round(3)
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         request = score_request(k=2, profile_features=None)
 
         def work(thread: int) -> None:
@@ -397,18 +395,18 @@ def test_a_second_process_on_the_same_store_is_refused(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from tipbench.serve.service import PolicyService\n"
         "PolicyService(Path(sys.argv[1]))"
     )
-    with serving(tmp_path):
+    with open_service(tmp_path):
         done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
         assert "LockHeld: the store" in done.stderr
         assert "Stop it first" in done.stderr
         with pytest.raises(LockHeld, match="in use by tipbench serve"):
             PolicyService(tmp_path)
-    with serving(tmp_path):
+    with open_service(tmp_path):
         pass
 
 
 def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
-    with serving(tmp_path, queue_capacity=3) as service:
+    with open_service(tmp_path, queue_capacity=3) as service:
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
         with service.log.write_database.transaction():  # keeps the writer waiting
@@ -427,7 +425,7 @@ def test_a_full_queue_is_refused_and_nothing_is_learned(tmp_path: Path) -> None:
 
 
 def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_path: Path) -> None:
-    with serving(tmp_path) as service:
+    with open_service(tmp_path) as service:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="e"))
         service.log.wait()
@@ -454,8 +452,8 @@ def test_on_a_full_disk_rewards_fail_and_nothing_is_lost_or_half_learned(tmp_pat
 
 
 def test_a_replay_of_the_log_reproduces_every_decision(tmp_path: Path) -> None:
-    """The draw is keyed, so the stored request, the state before it and the secret give the same choice again."""
-    with serving(tmp_path) as service:
+    """The random draw depends on the secret and the event, so request, state and secret give the same choice again."""
+    with open_service(tmp_path) as service:
         learn(service, "egreedy/v3", 60)
         learn(service, "linucb", 60, prefix="l")
         for name in ("egreedy/v3", "linucb"):

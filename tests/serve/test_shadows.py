@@ -1,4 +1,4 @@
-"""The recommender: the active policy answers, and shadows can neither change nor delay what it does."""
+"""The recommender: the active policy answers, and shadows neither change nor delay its answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from support.serving import Clock, learn, reward_request, score_request, serving
+from support.clock import Clock
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench.errors import EventConflict, QueueFull, UsageError
 from tipbench.serve.catalogue import Catalogue, CatalogueTip
 from tipbench.serve.event_log import Entry, read_entries
@@ -27,8 +28,8 @@ DEADLINE_S = 60
 
 
 @contextmanager
-def recommending(home: Path, **options: Any) -> Iterator[Recommender]:
-    with serving(home, clock=Clock()) as service:
+def open_recommender(home: Path, **options: Any) -> Iterator[Recommender]:
+    with open_service(home, clock=Clock()) as service:
         recommender = Recommender(service, **options)
         try:
             yield recommender
@@ -40,13 +41,13 @@ def request(event: str, user: str = "u1", **changes: Any) -> RecommendRequest:
     return score_request(user, event_id=event, **changes)  # type: ignore[return-value]
 
 
-def signals(service: PolicyService) -> list[Entry]:
+def logged_signals(service: PolicyService) -> list[Entry]:
     service.log.wait()
     return list(read_entries(service.log.database, kinds=("signal",)))
 
 
-def serve(recommender: Recommender, *events: str) -> list[bytes]:
-    """The bytes of the answers; shadows start after each answer."""
+def recommend_events(recommender: Recommender, *events: str) -> list[bytes]:
+    """Recommend a tip for each event and return the bytes of the answers; shadows start after each answer."""
     answers = []
     for event in events:
         answer = recommender.recommend(request(event))
@@ -56,7 +57,7 @@ def serve(recommender: Recommender, *events: str) -> list[bytes]:
 
 
 def test_r11_every_shadow_is_disabled_by_default(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         shadows = recommender.policies()["shadows"]
         assert {name: each["policy"] for name, each in shadows.items()} == {
             "egreedy-v2-shadow": "egreedy/v2",
@@ -64,34 +65,34 @@ def test_r11_every_shadow_is_disabled_by_default(tmp_path: Path) -> None:
             "linucb-shadow": "linucb",
         }
         assert not any(each["enabled"] for each in shadows.values())
-        serve(recommender, "a", "b")
+        recommend_events(recommender, "a", "b")
         recommender.wait()
-        assert signals(recommender.service) == []
+        assert logged_signals(recommender.service) == []
         assert [each["calls"] for each in recommender.policies()["shadows"].values()] == [0, 0, 0]
 
 
 def test_r12_an_enabled_shadow_scores_read_only_after_the_answer(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         service = recommender.service
         learn(service, "egreedy/v2", 6)
         recommender.switches.set_shadow(V2, True)
         before = service.stats("egreedy/v2", "u1")
         answer = recommender.recommend(request("shadowed"))
-        assert signals(service) == []  # not before the answer has been sent
+        assert logged_signals(service) == []  # not before the answer has been sent
         recommender.queue_for_shadows(answer)
         recommender.wait()
-        assert len(signals(service)) == 1
+        assert len(logged_signals(service)) == 1
         after = service.stats("egreedy/v2", "u1")
         assert {name: after[name] for name in before} == before
 
 
 def test_r13_a_shadow_publishes_its_signal_with_all_probabilities(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         for name in SHADOWS:
             recommender.switches.set_shadow(name, True)
-        serve(recommender, "a")
+        recommend_events(recommender, "a")
         recommender.wait()
-        found = {entry.body["signal"]: entry for entry in signals(recommender.service)}
+        found = {entry.body["signal"]: entry for entry in logged_signals(recommender.service)}
         assert set(found) == {"shadow:egreedy-v2-shadow", "shadow:egreedy-v3-shadow", "shadow:linucb-shadow"}
         signal = found["shadow:egreedy-v2-shadow"]
         (score,) = read_entries(recommender.service.log.database, kinds=("score",))
@@ -102,22 +103,22 @@ def test_r13_a_shadow_publishes_its_signal_with_all_probabilities(tmp_path: Path
         assert signal.body["agrees"] == (signal.body["chosen"] == score.body["chosen"]) == bool(signal.reward)
 
 
-def test_a_signal_that_finds_the_log_s_queue_full_is_dropped_and_no_error(tmp_path: Path) -> None:
+def test_a_signal_is_dropped_without_an_error_when_the_log_queue_is_full(tmp_path: Path) -> None:
     def full(_service: PolicyService, _policy: str, _entry: Entry) -> dict[str, Any]:
         raise QueueFull("the disk is behind")
 
-    with recommending(tmp_path, scorer=full) as recommender:
+    with open_recommender(tmp_path, scorer=full) as recommender:
         recommender.switches.set_shadow(V2, True)
-        serve(recommender, "a", "b")
+        recommend_events(recommender, "a", "b")
         recommender.wait()
         shadow = recommender.policies()["shadows"][V2]
         assert (shadow["calls"], shadow["dropped"], shadow["errors"]) == (2, 2, 0)
 
 
 def test_r14_a_shadow_gets_no_reward_and_keeps_no_state(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         recommender.switches.set_shadow(V2, True)
-        serve(recommender, "a")
+        recommend_events(recommender, "a")
         recommender.wait()
         with pytest.raises(EventConflict, match=r"served by egreedy/v1, not egreedy/v2: nothing was learned"):
             recommender.service.reward("egreedy/v2", reward_request("a"))
@@ -133,8 +134,8 @@ def test_a_shadow_that_hangs_raises_or_floods_changes_no_answer(
 ) -> None:
     events = [f"e{number}" for number in range(30)]
     secret = tmp_path / "plain" / "serve.secret"
-    with recommending(tmp_path / "plain") as recommender:
-        expected = serve(recommender, *events)
+    with open_recommender(tmp_path / "plain") as recommender:
+        expected = recommend_events(recommender, *events)
     release, blocked = threading.Event(), threading.Event()
 
     def hang(*_: object) -> dict[str, Any]:
@@ -150,10 +151,10 @@ def test_a_shadow_that_hangs_raises_or_floods_changes_no_answer(
         home = tmp_path / name
         home.mkdir()
         (home / "serve.secret").write_bytes(secret.read_bytes())
-        with recommending(home, scorer=scorer, queue_capacity=4) as recommender:
+        with open_recommender(home, scorer=scorer, queue_capacity=4) as recommender:
             for shadow in SHADOWS:
                 recommender.switches.set_shadow(shadow, True)
-            assert serve(recommender, *events) == expected  # returns although the shadow still hangs
+            assert recommend_events(recommender, *events) == expected  # returns although the shadow still hangs
             if name == "hang":
                 assert blocked.wait(DEADLINE_S)
                 counts = recommender.policies()["shadows"][V2]
@@ -164,7 +165,7 @@ def test_a_shadow_that_hangs_raises_or_floods_changes_no_answer(
                 recommender.wait()
                 counts = recommender.policies()["shadows"][V2]
                 assert counts["errors"] == counts["calls"] - counts["dropped"] > 0
-            assert signals(recommender.service) == []
+            assert logged_signals(recommender.service) == []
 
 
 class SlowScorer:
@@ -181,45 +182,45 @@ class SlowScorer:
 
 
 def test_an_answer_does_not_wait_for_a_shadow_that_holds_a_snapshot(tmp_path: Path) -> None:
-    """A shadow scores outside the lock: rewards and scores of the same user go on while it computes."""
+    """A shadow computes outside the lock, so rewards and scores of the same user are processed meanwhile."""
     slow = SlowScorer()
-    with recommending(tmp_path, scorer=slow) as recommender:
+    with open_recommender(tmp_path, scorer=slow) as recommender:
         recommender.switches.set_shadow(V2, True)
-        serve(recommender, "a")
+        recommend_events(recommender, "a")
         assert slow.scored.wait(DEADLINE_S)
         assert recommender.service.reward(None, reward_request("a")).body["n"] == 1
-        serve(recommender, "b")
+        recommend_events(recommender, "b")
         slow.release.set()
         recommender.wait()
-        assert len(signals(recommender.service)) == 2
+        assert len(logged_signals(recommender.service)) == 2
 
 
 def test_a_signal_of_a_user_erased_meanwhile_is_dropped(tmp_path: Path) -> None:
     slow = SlowScorer()
-    with recommending(tmp_path, scorer=slow) as recommender:
+    with open_recommender(tmp_path, scorer=slow) as recommender:
         recommender.switches.set_shadow(V2, True)
-        serve(recommender, "a")
+        recommend_events(recommender, "a")
         assert slow.scored.wait(DEADLINE_S)
         recommender.service.reset("u1", erase=True)
         slow.release.set()
         recommender.wait()
-        assert signals(recommender.service) == []
+        assert logged_signals(recommender.service) == []
         assert recommender.policies()["shadows"][V2]["errors"] == 0
 
 
 def test_counts_of_a_shadow_outlive_the_server(tmp_path: Path) -> None:
     for calls in (2, 4):
-        with recommending(tmp_path) as recommender:
+        with open_recommender(tmp_path) as recommender:
             recommender.switches.set_shadow(V2, True)
-            serve(recommender, f"{calls}a", f"{calls}b")
+            recommend_events(recommender, f"{calls}a", f"{calls}b")
             recommender.wait()
             assert recommender.policies()["shadows"][V2]["calls"] == calls
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         assert vars(recommender.switches.shadow_counts(V2)) == {"calls": 4, "dropped": 0, "errors": 0}
 
 
 def test_a_shadow_without_a_prior_is_a_warning(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         assert recommender.policies()["warnings"] == []
         recommender.switches.set_shadow(V2, True)
         assert [V2 in warning and "prior" in warning for warning in recommender.policies()["warnings"]] == [True]
@@ -230,7 +231,7 @@ def test_a_shadow_without_a_prior_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_repeated_recommendation_has_the_same_answer_after_a_promotion(tmp_path: Path) -> None:
-    with recommending(tmp_path) as recommender:
+    with open_recommender(tmp_path) as recommender:
         first = recommender.recommend(request("a")).body
         assert first["policy"] == "egreedy/v1"
         recommender.switches.switch_unchecked("egreedy/v3", user="ops", reason="trial")
@@ -244,7 +245,7 @@ def test_a_repeated_recommendation_has_the_same_answer_after_a_promotion(tmp_pat
 
 def test_candidates_come_from_the_catalogue_if_the_request_has_none(tmp_path: Path) -> None:
     tips = [CatalogueTip(tip_id=f"c{hour}", tip="Do it.", category="focus", slot_hour=hour) for hour in (20, 9, 3)]
-    with recommending(tmp_path, catalogue=Catalogue(tips)) as recommender:
+    with open_recommender(tmp_path, catalogue=Catalogue(tips)) as recommender:
         body = request("a")
         del body["candidates"]
         answer = recommender.recommend(body)
@@ -253,5 +254,5 @@ def test_candidates_come_from_the_catalogue_if_the_request_has_none(tmp_path: Pa
         assert recommender.recommend(body).body == answer.body
         with pytest.raises(EventConflict):
             recommender.recommend(request("a"))
-    with recommending(tmp_path / "none") as recommender, pytest.raises(UsageError, match="no catalogue"):
+    with open_recommender(tmp_path / "none") as recommender, pytest.raises(UsageError, match="no catalogue"):
         recommender.recommend(body)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import learn, reward_request, score_request, serving
+from support.serving import learn, open_service, reward_request, score_request
 from tipbench.errors import EventConflict, EventNotFound, LockHeld, StateError, TipbenchError, UsageError
 from tipbench.serve.event_log import FOLDER, open_database, read_entries
 from tipbench.serve.policy import POLICIES
@@ -38,17 +38,17 @@ def state(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
-    """All that a store has, read anew."""
+def load_documents(home: Path, state: str) -> dict[tuple[str, str], bytes]:
+    """Load all documents of a store from disk."""
     with closing(open_database(home)) as database:
         store = open_state(home, state, database, database)
         return {(user, name): body for user in store.users() for name, body in store.load(user).items()}
 
 
 def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sqlite or files, not in 'redis'"), serving(tmp_path, store_kind="redis"):
+    with pytest.raises(UsageError, match="sqlite or files, not in 'redis'"), open_service(tmp_path, store_kind="redis"):
         pass
-    with serving(tmp_path):
+    with open_service(tmp_path):
         pass  # the lock is free again
 
 
@@ -56,7 +56,7 @@ def test_an_unknown_kind_of_store_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
-    with serving(tmp_path, store_kind="files") as service:
+    with open_service(tmp_path, store_kind="files") as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=policy.replace("/", "-"))
         service.flush()
@@ -70,9 +70,9 @@ def test_r09_each_user_and_policy_has_a_separate_file(tmp_path: Path) -> None:
         assert list(folder.iterdir()) == []
 
 
-def work(home: Path, state: str) -> None:
-    """A history with several users and policies, a reset, a late start of a policy and an erase."""
-    with serving(home, store_kind=state) as service:
+def write_history(home: Path, state: str) -> None:
+    """Write a history with several users and policies, a reset, a policy that starts late, and an erase."""
+    with open_service(home, store_kind=state) as service:
         learn(service, "egreedy/v1", 7)
         learn(service, "egreedy/v3", 5, prefix="x")
         learn(service, "linucb", 4, "u2")
@@ -85,17 +85,15 @@ def work(home: Path, state: str) -> None:
 
 
 def test_a_rebuild_gives_the_same_bytes_resets_included(tmp_path: Path, state: str) -> None:
-    work(tmp_path, state)
-    before = documents(tmp_path, state)
+    write_history(tmp_path, state)
+    before = load_documents(tmp_path, state)
     assert len(before) == 4  # v2, linucb and the tallies of two users
     assert rebuild_state(tmp_path, store_kind=state) == 2
-    assert documents(tmp_path, state) == before
+    assert load_documents(tmp_path, state) == before
 
 
-def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_same_bytes(
-    tmp_path: Path, state: str
-) -> None:
-    with serving(tmp_path, store_kind=state) as service:
+def test_a_rebuild_after_concurrent_rewards_resets_and_flushes_gives_the_same_bytes(tmp_path: Path, state: str) -> None:
+    with open_service(tmp_path, store_kind=state) as service:
 
         def work(thread: int) -> None:
             rng = random.Random(thread)
@@ -112,21 +110,21 @@ def test_after_rewards_resets_and_flushes_at_the_same_time_a_rebuild_gives_the_s
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(work, range(6)))
-    before = documents(tmp_path, state)
+    before = load_documents(tmp_path, state)
     assert before
     rebuild_state(tmp_path, store_kind=state)
-    assert documents(tmp_path, state) == before
+    assert load_documents(tmp_path, state) == before
 
 
-def test_both_stores_have_the_same_bytes_and_one_may_follow_the_other(tmp_path: Path) -> None:
-    work(tmp_path, "sqlite")
+def test_both_stores_have_the_same_bytes_and_can_replace_each_other(tmp_path: Path) -> None:
+    write_history(tmp_path, "sqlite")
     rebuild_state(tmp_path, store_kind="files")
-    assert documents(tmp_path, "files") == documents(tmp_path, "sqlite")
-    with serving(tmp_path, store_kind="files") as service:
+    assert load_documents(tmp_path, "files") == load_documents(tmp_path, "sqlite")
+    with open_service(tmp_path, store_kind="files") as service:
         learn(service, "linucb", 3, "u2", prefix="more")
-    with serving(tmp_path, store_kind="sqlite") as service:  # its documents are older than the log
+    with open_service(tmp_path, store_kind="sqlite") as service:  # its documents are older than the log
         assert service.stats("linucb", "u2")["n"] == 9
-    assert documents(tmp_path, "sqlite") == documents(tmp_path, "files")
+    assert load_documents(tmp_path, "sqlite") == load_documents(tmp_path, "files")
 
 
 @pytest.mark.parametrize("lost", [(), *((name,) for name in DOCUMENT_NAMES), DOCUMENT_NAMES])
@@ -134,21 +132,21 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
     tmp_path: Path, state: str, lost: tuple[str, ...]
 ) -> None:
     """A crash may lose the last seconds of writes; documents are written in order, tallies last."""
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=f"a{policy[-1]}")
-    old = documents(tmp_path, state)
-    with serving(tmp_path, store_kind=state) as service:
+    old = load_documents(tmp_path, state)
+    with open_service(tmp_path, store_kind=state) as service:
         for policy in POLICIES:
             learn(service, policy, 2, prefix=f"b{policy[-1]}")
-    new = documents(tmp_path, state)
+    new = load_documents(tmp_path, state)
     with closing(open_database(tmp_path)) as database:
         store = open_state(tmp_path, state, database, database)
         late = {**dict.fromkeys(lost), TALLIES: None} if lost else {}
         store.save({(user, name): old[user, name] for user, name in old if name in late})
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         assert [service.stats(policy, "u1")["n"] for policy in POLICIES] == [4, 4, 4, 4]
-    assert documents(tmp_path, state) == new
+    assert load_documents(tmp_path, state) == new
 
 
 @pytest.mark.parametrize(
@@ -172,31 +170,31 @@ def test_documents_that_are_missing_or_older_than_the_log_catch_up(
     ],
 )
 def test_a_corrupt_document_is_set_aside_and_rebuilt_from_the_log(tmp_path: Path, state: str, damage) -> None:  # type: ignore[no-untyped-def]
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 3)
         learn(service, "linucb", 3, prefix="l")
         key = service.keys.hash_user_id("u1")
-    before = documents(tmp_path, state)
+    before = load_documents(tmp_path, state)
     with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): damage(before[key, "egreedy/v1"])})
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         assert service.stats("egreedy/v1", "u1")["n"] == 3
         assert service.stats("linucb", "u1")["n"] == 3
-    assert documents(tmp_path, state) == before
+    assert load_documents(tmp_path, state) == before
 
 
 @pytest.mark.parametrize("change", [{"schema": SCHEMA + 1}, {"features": "features-v1/2"}])
 def test_an_unknown_schema_is_refused_and_never_overwritten(
     tmp_path: Path, state: str, change: dict[str, object]
 ) -> None:
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="open"))
         key = service.keys.hash_user_id("u1")
-    newer = json.dumps({**json.loads(documents(tmp_path, state)[key, "egreedy/v1"]), **change}).encode()
+    newer = json.dumps({**json.loads(load_documents(tmp_path, state)[key, "egreedy/v1"]), **change}).encode()
     with closing(open_database(tmp_path)) as database:
         open_state(tmp_path, state, database, database).save({(key, "egreedy/v1"): newer})
-    with serving(tmp_path, store_kind=state) as service:
+    with open_service(tmp_path, store_kind=state) as service:
         for attempt in (
             lambda: service.score("egreedy/v1", score_request()),
             lambda: service.reward(None, reward_request("open")),
@@ -207,11 +205,11 @@ def test_an_unknown_schema_is_refused_and_never_overwritten(
         learn(service, "egreedy/v1", 1, "u2")  # other users are served
     with pytest.raises(StateError):
         rebuild_state(tmp_path, store_kind=state)
-    assert documents(tmp_path, state)[key, "egreedy/v1"] == newer
+    assert load_documents(tmp_path, state)[key, "egreedy/v1"] == newer
 
 
 def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path, store_kind="files") as service:
+    with open_service(tmp_path, store_kind="files") as service:
         learn(service, "egreedy/v1", 3)
         service.flush()
         learn(service, "egreedy/v1", 3, prefix="x")
@@ -223,26 +221,28 @@ def test_a_full_disk_for_state_files_loses_nothing(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         service.flush()
-    assert [json.loads(body)["n"] for (_, name), body in documents(tmp_path, "files").items() if name != TALLIES] == [6]
+    assert [
+        json.loads(body)["n"] for (_, name), body in load_documents(tmp_path, "files").items() if name != TALLIES
+    ] == [6]
 
 
 def test_state_is_never_ahead_of_the_log(tmp_path: Path) -> None:
-    with serving(tmp_path, store_kind="files") as service, ThreadPoolExecutor(1) as pool:
+    with open_service(tmp_path, store_kind="files") as service, ThreadPoolExecutor(1) as pool:
         learn(service, "egreedy/v1", 3)
         service.score("egreedy/v1", score_request(event_id="open"))
         service.flush()
-        before = documents(tmp_path, "files")
+        before = load_documents(tmp_path, "files")
         with service.log.write_database.transaction():  # keeps the writer waiting
             service.reward(None, reward_request("open"))
             service.log._writer.execute("INSERT INTO nowhere VALUES (1)", ())  # fails the commit of the reward
-            flush = pool.submit(service.flush)  # or the thread that flushes every second is faster
+            flush = pool.submit(service.flush)  # unless the thread that flushes every second is faster
             deadline = time.monotonic() + 60
             while service._changed_users and time.monotonic() < deadline:
                 time.sleep(0.001)
         assert isinstance(flush.exception(), TipbenchError | None)
         with service._flush_lock:
             pass  # the other flush has ended as well
-        assert documents(tmp_path, "files") == before
+        assert load_documents(tmp_path, "files") == before
         assert service.stats("egreedy/v1", "u1")["n"] == 3
 
 
@@ -254,25 +254,25 @@ def test_an_export_is_imported_into_another_home_with_the_same_secret_and_surviv
     tmp_path: Path, state: str, target: str
 ) -> None:
     source, other, files = tmp_path / "source", tmp_path / "other", tmp_path / "files"
-    work(source, state)
-    assert export_state(source, files, store_kind=state) == len(documents(source, state))
+    write_history(source, state)
+    assert export_state(source, files, store_kind=state) == len(load_documents(source, state))
     other.mkdir()
     (other / "serve.secret").write_bytes((source / "serve.secret").read_bytes())
     assert import_state(other, files, store_kind=target) == 4
-    imported = documents(other, target)
+    imported = load_documents(other, target)
     rebuild_state(other, store_kind=target)
-    assert documents(other, target) == imported
+    assert load_documents(other, target) == imported
 
     def without_seq(found: dict[tuple[str, str], bytes]) -> dict[tuple[str, str], object]:
         return {key: {**json.loads(body), "seq": 0} for key, body in found.items()}
 
-    assert without_seq(imported) == without_seq(documents(source, state))
-    with serving(source, store_kind=state) as first, serving(other, store_kind=target) as second:
+    assert without_seq(imported) == without_seq(load_documents(source, state))
+    with open_service(source, store_kind=state) as first, open_service(other, store_kind=target) as second:
         assert first.stats("linucb", "u2")["theta"] == second.stats("linucb", "u2")["theta"]
 
 
 def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) -> None:
-    with serving(tmp_path / "home") as service:
+    with open_service(tmp_path / "home") as service:
         learn(service, "egreedy/v1", 3)
         export_state(tmp_path / "home", tmp_path / "files")
         key = service.keys.hash_user_id("u1")
@@ -287,30 +287,30 @@ def test_an_export_has_what_the_log_has_while_the_server_runs(tmp_path: Path) ->
 
 @pytest.mark.parametrize("folder", ["a_file", "a_file/folder"])
 def test_an_export_to_an_unusable_folder_names_that_folder_and_not_the_home(tmp_path: Path, folder: str) -> None:
-    work(tmp_path / "home", "sqlite")
+    write_history(tmp_path / "home", "sqlite")
     (tmp_path / "a_file").write_bytes(b"")
     with pytest.raises(UsageError, match=r"a_file.*Choose another folder with --dir") as caught:
         export_state(tmp_path / "home", tmp_path / folder)
     assert "TIPBENCH_HOME" not in str(caught.value)
 
 
-def impossible(dim: int = 7) -> bytes:
+def impossible_document(dim: int = 7) -> bytes:
     """A document that would make every score of its user fail: A is not a sum of squares."""
     head = {"schema": SCHEMA, "user": B, "name": "linucb", "seq": 1, "features": "features-v1/1", "prior": None}
     sums = {"n": 5, "reward_sum": 1.0, "a": [-5.0] * (dim * (dim + 1) // 2), "b": [0.0] * dim}
     return json.dumps({**head, **sums}).encode()
 
 
-@pytest.mark.parametrize("content", [b"{", json.dumps({"schema": 2}).encode(), impossible()])
+@pytest.mark.parametrize("content", [b"{", json.dumps({"schema": 2}).encode(), impossible_document()])
 def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
-    with serving(tmp_path / "home") as service:
+    with open_service(tmp_path / "home") as service:
         learn(service, "egreedy/v1", 3)
     export_state(tmp_path / "home", tmp_path / "files")
-    before = documents(tmp_path / "home", "sqlite")
+    before = load_documents(tmp_path / "home", "sqlite")
     (tmp_path / "files" / f"{B}_linucb.json").write_bytes(content)
     with pytest.raises(StateError):
         import_state(tmp_path / "home", tmp_path / "files")
-    assert documents(tmp_path / "home", "sqlite") == before
+    assert load_documents(tmp_path / "home", "sqlite") == before
     with closing(open_database(tmp_path / "home")) as database:
         assert not list(read_entries(database, kinds=("import",)))
 
@@ -321,7 +321,7 @@ def test_an_import_with_an_invalid_file_changes_nothing(tmp_path: Path, content:
 @pytest.mark.process
 @pytest.mark.parametrize("change", ["reward", "reset", "erase", "import"])
 def test_kill_at_each_step_of_a_write_leaves_the_old_or_the_new_state(state: str, change: str) -> None:
-    """Each line that writes log or state is the last one once; `killed_writer.py` checks what is left."""
+    """`killed_writer.py` kills a writer at each line that writes log or state, and checks what it leaves."""
     script = Path(__file__).with_name("killed_writer.py")
     done = subprocess.run(
         [sys.executable, script, state, change],

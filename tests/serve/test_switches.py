@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Clock
+from support.clock import Clock
 from tipbench.errors import UsageError
 from tipbench.serve.event_log import open_database
 from tipbench.serve.switches import Switches
@@ -29,7 +29,7 @@ def switches(tmp_path: Path, clock: Clock) -> Iterator[Switches]:
         yield Switches(database, clock=clock)
 
 
-def verdict(**changes: Any) -> dict[str, Any]:
+def make_verdict(**changes: Any) -> dict[str, Any]:
     return {
         "candidate": "egreedy/v3",
         "baseline": "egreedy/v1",
@@ -41,7 +41,7 @@ def verdict(**changes: Any) -> dict[str, Any]:
     }
 
 
-def found(switches: Switches, **changes: Any) -> bool:
+def has_passed_check(switches: Switches, **changes: Any) -> bool:
     wanted = {
         "candidate": "egreedy/v3",
         "baseline": "egreedy/v1",
@@ -54,7 +54,7 @@ def found(switches: Switches, **changes: Any) -> bool:
 
 def test_the_default_policy_is_active_until_a_switch_and_undo_goes_back(switches: Switches) -> None:
     assert switches.active() == "egreedy/v1"
-    check = switches.add_check(verdict(), user="ada")
+    check = switches.add_check(make_verdict(), user="ada")
     switches.apply("egreedy/v3", user="ada", check=check)
     switches.switch_unchecked("linucb", user="bob", reason="trial")
     assert switches.active() == "linucb"
@@ -70,19 +70,19 @@ def test_the_default_policy_is_active_until_a_switch_and_undo_goes_back(switches
         ("apply", "ada", "egreedy/v3", "egreedy/v1", None),
         ("check", "ada", "egreedy/v3", "egreedy/v1", True),
     ]
-    assert switches.promotions(limit=1, kind="check")[0].body == verdict()
+    assert switches.promotions(limit=1, kind="check")[0].body == make_verdict()
 
 
-def test_a_check_counts_if_it_passed_is_the_newest_and_of_these_versions(switches: Switches, clock: Clock) -> None:
-    assert not found(switches)
-    switches.add_check(verdict(), user="ada")
+def test_a_check_counts_only_if_it_passed_and_is_the_newest_of_these_versions(switches: Switches, clock: Clock) -> None:
+    assert not has_passed_check(switches)
+    switches.add_check(make_verdict(), user="ada")
     clock.now += 7 * DAY
-    assert found(switches)
-    assert not found(switches, max_age_s=6 * DAY)
-    assert not found(switches, versions={**VERSIONS, "egreedy/v3": "other"})
-    assert not found(switches, candidate="egreedy/v2")
-    switches.add_check(verdict(passed=False), user="ada")
-    assert not found(switches)
+    assert has_passed_check(switches)
+    assert not has_passed_check(switches, max_age_s=6 * DAY)
+    assert not has_passed_check(switches, versions={**VERSIONS, "egreedy/v3": "other"})
+    assert not has_passed_check(switches, candidate="egreedy/v2")
+    switches.add_check(make_verdict(passed=False), user="ada")
+    assert not has_passed_check(switches)
 
 
 def test_another_process_sees_a_switch_once_it_reads_again(
@@ -109,6 +109,6 @@ def test_unknown_names_and_missing_reasons_are_usage_errors(switches: Switches) 
 
 
 def test_a_check_without_enough_data_is_stored_as_neither_passed_nor_failed(switches: Switches) -> None:
-    switches.add_check(verdict(passed=None), user="ada")
+    switches.add_check(make_verdict(passed=None), user="ada")
     assert switches.promotions(kind="check")[0].passed is None
-    assert not found(switches)
+    assert not has_passed_check(switches)

@@ -1,4 +1,4 @@
-"""The long forms of the policy simulations, part of `make simulations`: minutes, and exit 1 if a promise does not hold.
+"""The long policy simulations of `make simulations`: take minutes, and exit with 1 if a promise does not hold.
 
 python tests/simulate/simulated_policies.py [--quick]
 
@@ -23,7 +23,7 @@ MOST_NULL_PASSES = 0.05
 
 
 def gates(size: Size) -> Iterator[tuple[str, bool]]:
-    """Clauses a to c of every policy against v1: v3 must pass, and v1 may not replace v3; others are only reported."""
+    """Check clauses a to c of every policy against v1: v3 must pass, v1 must fail against v3, others are reported."""
     for candidate, baseline in (
         *((name, "egreedy/v1") for name in POLICIES if name != "egreedy/v1"),
         ("egreedy/v1", "egreedy/v3"),
@@ -37,12 +37,12 @@ def gates(size: Size) -> Iterator[tuple[str, bool]]:
 
 
 def attribution(size: Size) -> Iterator[tuple[str, bool]]:
-    """Where the gain of v3 comes from: an intercept, or one of its features."""
+    """Check that the gain of v3 comes from its features, and not from an intercept."""
     config = SimulationConfig(policies=f"{CONTROL},egreedy/v2,egreedy/v3", ablation="egreedy/v3", **vars(size))
     found = simulate(config).to_json()
     gains = {policy["name"]: policy["gain"] for policy in found["policies"] if policy["gain"]}
-    lines = [f"{name} − egreedy/v1: {_span(gain)}" for name, gain in gains.items()]
-    lines += [f"    egreedy/v3 without {row['feature']} loses {_span(row['loss'])}" for row in found["ablation"]]
+    lines = [f"{name} − egreedy/v1: {_interval(gain)}" for name, gain in gains.items()]
+    lines += [f"    egreedy/v3 without {row['feature']} loses {_interval(row['loss'])}" for row in found["ablation"]]
     yield "\n".join(lines), gains["egreedy/v3"]["ci_low"] > gains[CONTROL]["ci_high"]
 
 
@@ -64,8 +64,8 @@ def linear_world(users: int) -> Iterator[tuple[str, bool]]:
     yield f"linear world: regret per round {first:.4f} in the first quarter, {last:.4f} in the last", last <= first / 2
 
 
-def _span(found: dict[str, float]) -> str:
-    return f"{found['mean']:+.4f} [{found['ci_low']:+.4f}, {found['ci_high']:+.4f}]"
+def _interval(gain: dict[str, float]) -> str:
+    return f"{gain['mean']:+.4f} [{gain['ci_low']:+.4f}, {gain['ci_high']:+.4f}]"
 
 
 def main(quick: bool) -> int:

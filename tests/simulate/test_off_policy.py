@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -18,16 +19,16 @@ from tipbench.simulate.off_policy import (
     weight_diagnostics,
 )
 
-FACTS = json.loads(Path(__file__).with_name("obp_estimates.json").read_text("utf-8"))
+STORED = json.loads(Path(__file__).with_name("obp_estimates.json").read_text("utf-8"))
 
 
-def stored() -> LoggedDecisions:
-    action = np.array(FACTS["action"])
-    logged, target, model = (np.array(FACTS[key]) for key in ("logged", "target", "model"))
+def stored_log() -> LoggedDecisions:
+    action = np.array(STORED["action"])
+    logged, target, model = (np.array(STORED[key]) for key in ("logged", "target", "model"))
     rows = np.arange(len(action))
     return LoggedDecisions(
         rows,
-        np.array(FACTS["reward"]),
+        np.array(STORED["reward"]),
         logged[rows, action],
         target[rows, action],
         model[rows, action],
@@ -37,7 +38,7 @@ def stored() -> LoggedDecisions:
 
 @pytest.mark.parametrize("name", ["IPS", "SNIPS", "DM", "DR"])
 def test_estimates_equal_those_of_obp_on_stored_arrays(name: str) -> None:
-    assert ESTIMATORS[name](stored()).mean == pytest.approx(FACTS["estimates"][name], abs=1e-12)
+    assert ESTIMATORS[name](stored_log()).mean == pytest.approx(STORED["estimates"][name], abs=1e-12)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -45,8 +46,8 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 
 
-def world(seed: int, users: int = 60, rounds: int = 12, *, wrong: float = 0.0) -> tuple[LoggedDecisions, float]:
-    """A logged world whose users differ, with the true value of the target; `wrong` spoils the reward model."""
+def simulated_log(seed: int, users: int = 60, rounds: int = 12, *, wrong: float = 0.0) -> tuple[LoggedDecisions, float]:
+    """Return a log of users who differ, and the true value of the target; `wrong` biases the reward model."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(users * rounds, 4, 3))
     user = np.repeat(np.arange(users), rounds)
@@ -60,26 +61,22 @@ def world(seed: int, users: int = 60, rounds: int = 12, *, wrong: float = 0.0) -
     log = LoggedDecisions(
         user, reward, logging[rows, action], target[rows, action], model[rows, action], (target * model).sum(axis=1)
     )
-    return log, _truth()
+    return log, true_value()
 
 
-_KNOWN: list[float] = []
-
-
-def _truth() -> float:
+@functools.cache
+def true_value() -> float:
     """The target's value over contexts and users, from a large sample."""
-    if not _KNOWN:
-        x = np.random.default_rng(0).normal(size=(400_000, 4, 3))
-        mean = np.tanh(x @ np.array([0.5, -0.3, 0.2])) * 0.5
-        _KNOWN.append(float((softmax(x @ [0.8, -0.4, 0.3]) * mean).sum(axis=1).mean()))
-    return _KNOWN[0]
+    x = np.random.default_rng(0).normal(size=(400_000, 4, 3))
+    mean = np.tanh(x @ np.array([0.5, -0.3, 0.2])) * 0.5
+    return float((softmax(x @ [0.8, -0.4, 0.3]) * mean).sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.0])
 def test_intervals_cover_the_truth_in_at_least_ninety_percent_of_two_hundred_worlds(wrong: float) -> None:
     covered = dict.fromkeys(("IPS", "SNIPS", "DR"), 0)
     for seed in range(200):
-        log, truth = world(seed, wrong=wrong)
+        log, truth = simulated_log(seed, wrong=wrong)
         for name in covered:
             found = ESTIMATORS[name](log)
             assert found.ci_low is not None
@@ -91,7 +88,7 @@ def test_intervals_cover_the_truth_in_at_least_ninety_percent_of_two_hundred_wor
 def test_doubly_robust_stays_right_with_a_wrong_reward_model_and_the_direct_method_does_not() -> None:
     means: dict[str, list[float]] = {"DR": [], "DM": []}
     for seed in range(60):
-        log, truth = world(seed, wrong=1.0)
+        log, truth = simulated_log(seed, wrong=1.0)
         for name, found in means.items():
             found.append(ESTIMATORS[name](log).mean - truth)
     error = {name: abs(np.mean(found)) / (np.std(found) / np.sqrt(60)) for name, found in means.items()}
@@ -99,8 +96,8 @@ def test_doubly_robust_stays_right_with_a_wrong_reward_model_and_the_direct_meth
     assert error["DM"] > 5
 
 
-def test_the_logging_policy_is_worth_its_sample_mean() -> None:
-    log, _ = world(3)
+def test_the_logging_policy_is_estimated_at_its_sample_mean() -> None:
+    log, _ = simulated_log(3)
     same = LoggedDecisions(
         log.user, log.reward, log.logged_probability, log.logged_probability, log.q_chosen * 0, log.q_target * 0
     )
@@ -112,8 +109,8 @@ def test_the_logging_policy_is_worth_its_sample_mean() -> None:
     assert diagnostics.is_plausible
 
 
-def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
-    log, _ = world(3)
+def test_wrong_probabilities_are_detected_by_the_mean_weight() -> None:
+    log, _ = simulated_log(3)
     wrong = LoggedDecisions(
         log.user, log.reward, log.logged_probability * 0.7, log.target_probability, log.q_chosen, log.q_target
     )
@@ -123,11 +120,11 @@ def test_wrong_probabilities_are_seen_in_the_mean_weight() -> None:
 
 def test_decisions_of_one_user_count_as_one_cluster() -> None:
     values, user = np.repeat([0.0, 1.0, 2.0, 3.0], 100), np.repeat(np.arange(4), 100)
-    apart, together = clustered_mean(values, np.arange(400)), clustered_mean(values, user)
-    assert apart.se is not None
-    assert together.se is not None
-    assert together.se == pytest.approx(np.std([0, 1, 2, 3], ddof=1) / 2)
-    assert together.se > 5 * apart.se
+    by_decision, by_user = clustered_mean(values, np.arange(400)), clustered_mean(values, user)
+    assert by_decision.se is not None
+    assert by_user.se is not None
+    assert by_user.se == pytest.approx(np.std([0, 1, 2, 3], ddof=1) / 2)
+    assert by_user.se > 5 * by_decision.se
     assert clustered_mean(values, user * 0).ci_low is None
 
 

@@ -37,7 +37,7 @@ WORLD = World("standard", 5, 30, 12)
 
 @dataclass(frozen=True)
 class ServiceChooser:
-    """The service of this process behind the simulation."""
+    """Lets a service of this process decide for simulated users."""
 
     service: PolicyService
     policy: str
@@ -50,7 +50,7 @@ class ServiceChooser:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home whose event log has `egreedy/v1` serving all users of WORLD, as an application would drive it."""
     home = tmp_path_factory.mktemp("served")
     (home / SECRET_FILE).write_text("5" * 64 + "\n", "utf-8")  # draws depend on it: the same in every run
@@ -60,23 +60,23 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_the_server_decides_as_the_vectorised_rollout_does(served: Path) -> None:
-    keys = load_keys(served)
+def test_the_server_decides_as_the_vectorised_rollout_does(served_home: Path) -> None:
+    keys = load_keys(served_home)
 
     def draws(policy: object, number: int) -> np.ndarray:
         users = [keys.hash_user_id(f"user-{user}") for user in range(len(WORLD))]
         return np.array([keys.repeatable_random("egreedy/v1", user, f"round-{number}") for user in users])
 
     fast = rollout(WORLD, [find_arm("egreedy/v1")], draws=draws, record=True)[0].chosen
-    replayed = replay_log(served, "egreedy/v1")
+    replayed = replay_log(served_home, "egreedy/v1")
     assert fast is not None
-    assert [one.chosen for one in replayed] == fast.ravel().tolist()
+    assert [decision.chosen for decision in replayed] == fast.ravel().tolist()
 
 
-def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
-    log = logged_decisions(replay_log(served, "egreedy/v1"), "egreedy/v1")
+def test_the_policy_that_served_is_estimated_at_its_mean_reward(served_home: Path) -> None:
+    log = logged_decisions(replay_log(served_home, "egreedy/v1"), "egreedy/v1")
     assert np.allclose(log.weights, 1.0)
-    report = evaluate_log(served, "egreedy/v1")
+    report = evaluate_log(served_home, "egreedy/v1")
     for name in ("IPS", "SNIPS"):
         assert report["estimates"][name] == pytest.approx(report["logged_reward"])
     assert report["estimates"]["DR"]["mean"] == pytest.approx(report["logged_reward"]["mean"], abs=0.02)
@@ -84,11 +84,11 @@ def test_the_policy_that_served_is_worth_its_mean_reward(served: Path) -> None:
     assert report["weights"]["plausible"] is True
 
 
-def test_the_target_learns_from_earlier_rewards_only(served: Path) -> None:
-    replayed = replay_log(served, "egreedy/v3")
+def test_the_target_learns_from_earlier_rewards_only(served_home: Path) -> None:
+    replayed = replay_log(served_home, "egreedy/v3")
     first = replayed[: len(WORLD)]
-    assert all(np.ptp(one.target_probabilities) == 0 for one in first), "without rewards all candidates tie"
-    assert any(np.ptp(one.target_probabilities) > 0 for one in replayed[len(WORLD) :])
+    assert all(np.ptp(decision.target_probabilities) == 0 for decision in first), "without rewards all candidates tie"
+    assert any(np.ptp(decision.target_probabilities) > 0 for decision in replayed[len(WORLD) :])
 
 
 def test_a_log_without_probabilities_is_rejected() -> None:
@@ -97,26 +97,26 @@ def test_a_log_without_probabilities_is_rejected() -> None:
         replay([Entry(1, "score", "u", "e", "egreedy/v1", 0.0, None, body)], POLICIES["egreedy/v1"])
 
 
-def test_missing_decisions_are_not_enough_data(tmp_path: Path, served: Path) -> None:
+def test_missing_decisions_are_not_enough_data(tmp_path: Path, served_home: Path) -> None:
     with pytest.raises(NotEnoughData, match="no event log"):
         replay_log(tmp_path, "egreedy/v3")
     with pytest.raises(NotEnoughData, match="no decision of linucb"):
-        evaluate_log(served, "egreedy/v3", "linucb")
+        evaluate_log(served_home, "egreedy/v3", "linucb")
 
 
-def test_a_prior_is_fitted_from_the_log(served: Path) -> None:
-    fitted = fit_prior_from_log(served, "egreedy/v3")
+def test_a_prior_is_fitted_from_the_log(served_home: Path) -> None:
+    fitted = fit_prior_from_log(served_home, "egreedy/v3")
     assert fitted.n_users == len(WORLD)
     POLICIES["egreedy/v3"].check_prior(fitted.prior)
     assert fitted.error_reduction is not None
 
 
-def test_a_full_check_with_a_small_log_is_not_enough_data(served: Path) -> None:
-    verdict = check_promotion(served, "egreedy/v3", size=SMALL, user="ada")
+def test_a_full_check_with_a_small_log_is_not_enough_data(served_home: Path) -> None:
+    verdict = check_promotion(served_home, "egreedy/v3", size=SMALL, user="ada")
     assert [clause.passed for clause in verdict.clauses[3:]] == [None, None]
     assert "effective sample" in verdict.clauses[3].why
     assert verdict.validity[0]["correlation"] is None, "8 tips are fewer than 30"
-    with switches_of(served) as switches:
+    with switches_of(served_home) as switches:
         assert switches.promotions(kind="check")[0].passed is verdict.passed
 
 
@@ -126,7 +126,7 @@ def test_a_full_check_of_a_policy_without_a_shadow_advises_a_check_in_simulation
     assert verdict.clauses[-1].why == "egreedy/v1 has no shadow, so only --simulation-only can check it."
 
 
-def test_only_other_features_are_another_feature_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_feature_schema_changes_only_with_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(PolicyService(tmp_path)) as service:
         service.score("egreedy/v1", {"user_id": "u1", "candidates": [{"tip_id": "t"}]})
     with switches_of(tmp_path) as switches:
@@ -140,13 +140,13 @@ def test_only_other_features_are_another_feature_schema(tmp_path: Path, monkeypa
         assert verdict.clauses[-1].passed is passed, verdict.clauses[-1].why
 
 
-def test_judged_quality_that_predicts_completion_is_found(served: Path) -> None:
-    replayed = replay_log(served, "egreedy/v3")
-    for at, one in enumerate(replayed):
-        one.chosen_candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
-        one.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
+def test_judged_quality_that_predicts_completion_is_found(served_home: Path) -> None:
+    replayed = replay_log(served_home, "egreedy/v3")
+    for at, decision in enumerate(replayed):
+        decision.chosen_candidate = {"tip_id": f"tip-{at % 40}", "composite": 2.0 + at % 40 / 3}
+        decision.action = "completed" if (at * 7919) % 40 < at % 40 else "ignored"
     found = judge_validity(replayed, {"tone": {f"tip-{at}": float(-at) for at in range(40)}})
-    assert {one.scale: np.sign(one.correlation or 0) for one in found} == {"composite": 1, "tone": -1}
+    assert {row.scale: np.sign(row.correlation or 0) for row in found} == {"composite": 1, "tone": -1}
 
 
 def test_r17_a_promotion_needs_a_passed_fresh_check_of_the_same_versions(

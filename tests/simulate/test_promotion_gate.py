@@ -1,4 +1,4 @@
-"""The gate: a win in simulation is required, each clause can fail alone, and chance hardly ever passes."""
+"""The gate: requires a win in simulation, each clause can fail separately, and chance hardly ever passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tipbench.simulate.world import WorldName
 SMALL = Size(2, 300, 100)
 
 
-def verdict(*clauses: Clause, quick: bool = False, simulation_only: bool = True) -> Verdict:
+def make_verdict(*clauses: Clause, quick: bool = False, simulation_only: bool = True) -> Verdict:
     return Verdict("egreedy/v3", "egreedy/v1", clauses, simulation_only, SMALL, "2026-01-01", {}, quick)
 
 
@@ -27,10 +27,10 @@ def verdict(*clauses: Clause, quick: bool = False, simulation_only: bool = True)
 def test_r17_only_an_offline_simulation_win_passes_the_gate() -> None:
     won = simulation_clauses("egreedy/v3", "egreedy/v1", SMALL, workers=1)
     assert [clause.passed for clause in won] == [True, True, True]
-    assert verdict(*won).exit_code == 0
+    assert make_verdict(*won).exit_code == 0
     lost = simulation_clauses("egreedy/v1", "egreedy/v3", SMALL, workers=1)
     assert [clause.passed for clause in lost] == [False, False, False]
-    assert verdict(*lost).exit_code == 1
+    assert make_verdict(*lost).exit_code == 1
 
 
 def test_a_policy_does_not_win_against_itself() -> None:
@@ -74,7 +74,7 @@ def estimate(mean: float, low: float) -> Estimate:
         ([0.02] * 5, [0.02, -0.02, 0.02], [True, True, False]),
     ],
 )
-def test_the_clauses_on_personas_and_worlds_fail_alone(
+def test_the_clauses_on_personas_and_worlds_fail_separately(
     persona: list[float], worlds: list[float], expected: list[bool]
 ) -> None:
     clauses = (
@@ -83,10 +83,10 @@ def test_the_clauses_on_personas_and_worlds_fail_alone(
         gate._lower_bounds_clause("c", {str(at): estimate(low + 0.05, low) for at, low in enumerate(worlds)}),
     )
     assert [clause.passed for clause in clauses] == expected
-    assert verdict(*clauses).exit_code == (0 if all(expected) else 1)
+    assert make_verdict(*clauses).exit_code == (0 if all(expected) else 1)
 
 
-def logged(gain: float, decisions: int = 8000, users: int = 400, *, weight: float = 1.0) -> LoggedDecisions:
+def make_log(gain: float, decisions: int = 8000, users: int = 400, *, weight: float = 1.0) -> LoggedDecisions:
     rng = np.random.default_rng(1)
     probability = rng.uniform(0.2, 0.8, decisions)
     reward = rng.normal(0.2, 0.1, decisions)
@@ -98,11 +98,11 @@ def logged(gain: float, decisions: int = 8000, users: int = 400, *, weight: floa
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (logged(0.02), True),
-        (logged(-0.02), True),
-        (logged(-0.2), False),
-        (logged(0.02, decisions=1500), None),
-        (logged(0.02, weight=1.4), False),
+        (make_log(0.02), True),
+        (make_log(-0.02), True),
+        (make_log(-0.2), False),
+        (make_log(0.02, decisions=1500), None),
+        (make_log(0.02, weight=1.4), False),
         (None, None),
     ],
 )
@@ -111,7 +111,7 @@ def test_the_clause_on_logs_passes_fails_or_lacks_data(log: LoggedDecisions | No
 
 
 def test_a_logged_gain_whose_interval_straddles_the_margin_is_not_enough_data() -> None:
-    log = logged(-0.03)
+    log = make_log(-0.03)
     noisy = replace(log, q_target=log.q_target + np.random.default_rng(2).normal(0, 1, len(log.reward)))
     assert gate.log_clause(noisy).passed is None
 
@@ -133,10 +133,10 @@ def test_the_clause_on_operations(counts: ShadowCounts, has_same_schema: bool, e
 
 def test_missing_data_is_exit_3_and_a_quick_check_is_never_a_verdict() -> None:
     passed, unknown = Clause("a", True, 0.1, 0.01, ""), Clause("d", None, None, -0.03, "")
-    assert verdict(passed, unknown).exit_code == 3
-    assert verdict(passed, quick=True).exit_code == 3
-    assert "No verdict" in verdict(passed, quick=True).text
-    assert "not checked" in verdict(passed).text
+    assert make_verdict(passed, unknown).exit_code == 3
+    assert make_verdict(passed, quick=True).exit_code == 3
+    assert "No verdict" in make_verdict(passed, quick=True).text
+    assert "not checked" in make_verdict(passed).text
 
 
 def test_a_check_is_valid_for_its_versions() -> None:

@@ -1,4 +1,4 @@
-"""Rollouts: the vectorised one decides as the policies of the server do."""
+"""Rollouts: the vectorised rollout decides as the policies of the server do."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from tipbench.simulate.rollout import CONTROL, find_arm, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 
 
-def behaviour(world: World) -> np.ndarray:
-    """Completion rate, dismissal rate and mean dwell of every user with tips chosen blindly."""
+def measure_behaviour(world: World) -> np.ndarray:
+    """Measure completion rate, dismissal rate and mean dwell of every user when tips are chosen in turn."""
     sums = np.zeros((4, len(world)))
     for number in range(world.n_rounds):
         outcome = world.outcome(world.round(number), np.full(len(world), number % world.n_candidates))
@@ -24,7 +24,7 @@ def behaviour(world: World) -> np.ndarray:
 
 def test_r15_personas_carry_profile_features_that_agree_with_their_behaviour() -> None:
     world = World("standard", 7, 1000, 120)
-    measured = behaviour(world)
+    measured = measure_behaviour(world)
     assert set(PROFILE_KEYS) == set(load_personas().personas[0].profile)
     for persona in range(5):
         chosen = world.persona == persona
@@ -68,7 +68,7 @@ def test_rewards_are_those_of_the_server() -> None:
         assert set(outcome.action) == set(range(len(ACTIONS)))
 
 
-def test_nothing_matters_in_the_null_world_and_luck_still_varies() -> None:
+def test_in_the_null_world_candidates_are_equal_and_rewards_still_vary() -> None:
     world = World("null", 1, 50, 4)
     offered = world.round(0)
     assert np.ptp(offered.mean_reward) == 0
@@ -93,6 +93,6 @@ def test_common_random_numbers_shrink_the_variance_of_a_difference(monkeypatch: 
     shared = rollout(World("standard", 4, 500, 60), arms)
     monkeypatch.setattr("tipbench.simulate.world._OUTCOME_STREAM", 99)  # other outcomes of the same users and offers
     other = rollout(World("standard", 4, 500, 60), arms[1:])
-    together = np.var(shared[1].reward - shared[0].reward)
-    apart = np.var(other[0].reward - shared[0].reward)
-    assert together < 0.8 * apart
+    common = np.var(shared[1].reward - shared[0].reward)
+    independent = np.var(other[0].reward - shared[0].reward)
+    assert common < 0.8 * independent

@@ -26,7 +26,7 @@ MODELS = "alpha:1b,beta:1b"
 
 
 @dataclass
-class Cells:
+class PendingCells:
     """The number of pending cells, or the error of counting them, set by a test."""
 
     n_pending: int = 0
@@ -61,14 +61,14 @@ def successful_collect(model: str, log: list[str]) -> int:
 
 
 @dataclass
-class Site:
+class AirflowSite:
     """A scripted Airflow and its runner. Collects of the `failing` models fail with a reason."""
 
     airflow: ScriptedAirflow
     store: JobStore
     home: Path
     rest: AirflowApi
-    cells: Cells = field(default_factory=Cells)
+    cells: PendingCells = field(default_factory=PendingCells)
     failing: set[str] = field(default_factory=set)
 
     @property
@@ -89,30 +89,30 @@ class Site:
             request = replace(request, arguments={**request.arguments, "wait_for_judge": True})
         return self.store.add(request)[0]
 
-    def until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
+    def wait_until(self, job: Job, wanted: Callable[[JobStatus], bool]) -> JobStatus:
         deadline = time.monotonic() + 120
-        while not wanted(seen := self.runner.observe(job)):
-            assert time.monotonic() < deadline, f"{seen}\n{self.runner.log(job).text}"
+        while not wanted(status := self.runner.observe(job)):
+            assert time.monotonic() < deadline, f"{status}\n{self.runner.log(job).text}"
             time.sleep(0.02)
-        return seen
+        return status
 
-    def ended(self, job: Job) -> JobStatus:
-        return self.until(job, lambda seen: seen.state in ENDED)
+    def wait_for_end(self, job: Job) -> JobStatus:
+        return self.wait_until(job, lambda status: status.state in ENDED)
 
     def events(self, job: Job) -> list[wire.Event]:
         return [each.event for each in self.runner.events(job, limit=10_000)]
 
 
 @contextmanager
-def airflow_site(home: Path) -> Iterator[Site]:
+def airflow_site(home: Path) -> Iterator[AirflowSite]:
     """A new site."""
     with JobStore(home / "jobs" / "jobs.db") as store, ScriptedAirflow(home) as airflow:
         access = AirflowAccess(airflow.url, USER, PASSWORD)
         with closing(AirflowApi(access, backoff_s=0)) as rest:
-            made = Site(airflow, store, home, rest)
-            airflow.collecting = made.collecting
-            yield made
+            site = AirflowSite(airflow, store, home, rest)
+            airflow.collecting = site.collecting
+            yield site
 
 
-def wait_for(site: Site, job: Job, state: JobState) -> None:
+def wait_for_state(site: AirflowSite, job: Job, state: JobState) -> None:
     assert eventually(lambda: site.store.get(job.id).state is state, 120), site.store.get(job.id)

@@ -18,7 +18,7 @@ from support.judging import fill, record_cells
 from support.panel_site import Site, panel_site
 from support.sample_experiment import SampleExperiment, SampleTexts, empty_experiment, record_sample
 from support.scripted_runner import ScriptedRunner
-from support.serving import learn, serving
+from support.serving import learn, open_service
 from tipbench.jobs.command import collect_request, judge_request
 from tipbench.jobs.job import Job, JobState, JobStatus
 from tipbench.jobs.store import JobFilter
@@ -216,7 +216,7 @@ def serve_hostile_panel(folder: Path) -> Iterator[SamplePanel]:
 
 def record_policies(home: Path, store: MemoryStore, text: str) -> dict[str, str]:
     """Record decisions of a policy server, promotions and a simulation; return their pages by name."""
-    with serving(home) as service:
+    with open_service(home) as service:
         for policy in POLICIES:
             learn(service, policy, 6, prefix=policy.replace("/", "-"))
     with switches_of(home) as switches:

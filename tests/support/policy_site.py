@@ -31,8 +31,8 @@ TIPS = [{"tip_id": "t9", "category": "focus", "composite": 12.5}, {"tip_id": "t4
 
 
 @dataclass
-class Clock:
-    """A clock that tests can move."""
+class OffsetClock:
+    """A real clock that tests can set ahead."""
 
     ahead: float = 0.0
     now: Callable[[], float] = field(default=time.time)
@@ -50,8 +50,8 @@ class PolicySite:
     service: PolicyService
     recommender: Recommender
     tokens: TokenStore
-    clock: Clock  # of the service: rewards become late by it
-    token_clock: Clock
+    clock: OffsetClock  # of the service: rewards become late by it
+    token_clock: OffsetClock
     client: httpx.Client
     secrets: dict[str, str]
 
@@ -95,7 +95,7 @@ def policy_site(
     catalogue: Catalogue | None = None,
 ) -> Iterator[PolicySite]:
     """Serve policies from this home until the block ends."""
-    clock, token_clock = Clock(), Clock(now=time.monotonic)
+    clock, token_clock = OffsetClock(), OffsetClock(now=time.monotonic)
     with contextlib.ExitStack() as stack:
         tokens = TokenStore(stack.enter_context(contextlib.closing(panel_database(home))))
         secrets = {role.value: tokens.create(role, "x", life_s=None)[1] for role in Role}

@@ -46,8 +46,8 @@ def airflow_environment() -> Path:
     return folder
 
 
-def fresh(name: str) -> str:
-    """A unique name in a shared server, so that a test can be repeated."""
+def unique_name(name: str) -> str:
+    """Return a name that is unique on a shared server, so that a test can be repeated."""
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
@@ -171,11 +171,11 @@ class RealAirflow:
 
     def end_runs(self) -> None:
         """Fail every active run and wait for its end: it would occupy the pool that others wait for."""
-        active = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
+        run_ids = [str(run["dag_run_id"]) for run in self._runs("", state=["queued", "running"], limit=100)["dag_runs"]]
         with self.client() as client:
-            for run_id in active:
+            for run_id in run_ids:
                 client.patch(f"/api/v2/dags/{DAG}/dagRuns/{run_id}", json={"state": "failed"}).raise_for_status()
-        for run_id in active:
+        for run_id in run_ids:
             self.wait_for(run_id, ENDED)
 
     def _runs(self, path: str, **params: Any) -> Any:
@@ -192,14 +192,14 @@ class RealAirflow:
         """The run's task instances from Airflow's API."""
         return list(self._runs(f"/{run_id}/taskInstances", limit=100)["task_instances"])
 
-    def states(self, run_id: str) -> dict[str, str]:
+    def task_states(self, run_id: str) -> dict[str, str]:
         """The state by task; a mapped task has its model in its name: `collect baseline:template`."""
         return {
             " ".join(part for part in (each["task_id"], each.get("rendered_map_index")) if part): str(each["state"])
             for each in self.tasks(run_id)
         }
 
-    def returned(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
+    def return_value(self, run_id: str, task_id: str, map_index: int = -1) -> Any:
         """The return value of a task."""
         path = f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         with self.client() as client:
@@ -211,15 +211,15 @@ class RealAirflow:
         deadline = time.monotonic() + within_s
         while (state := self.run_state(run_id)) not in states:
             if time.monotonic() > deadline:
-                pytest.fail(f"{run_id} is {state} after {within_s:g} s: {self.states(run_id)}")
+                pytest.fail(f"{run_id} is {state} after {within_s:g} s: {self.task_states(run_id)}")
             time.sleep(1.0)
         return state
 
-    def expect(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
+    def expect_state(self, run_id: str, expected: str, within_s: float = 300.0) -> None:
         """Wait for the end of the run; fails with states and logs if it did not end in the expected state."""
         if (state := self.wait_for(run_id, ENDED, within_s)) == expected:
             return
-        report = [f"{run_id} ended as {state}, expected {expected}: {self.states(run_id)}"]
+        report = [f"{run_id} ended as {state}, expected {expected}: {self.task_states(run_id)}"]
         for each in self.tasks(run_id):
             if each["state"] not in ("success", "skipped", "removed"):
                 log = self.logs(run_id, each["task_id"], max(each["try_number"], 1), each["map_index"])
@@ -229,11 +229,11 @@ class RealAirflow:
         pytest.fail("\n".join(report))
 
     def wait_for_task(self, run_id: str, task: str, states: frozenset[str], within_s: float = 300.0) -> str:
-        """Wait until a task, named as in `states`, has one of these states and return it; fails after `within_s`."""
+        """Wait until a task, named as in `task_states`, has one of these states and return it."""
         deadline = time.monotonic() + within_s
-        while (state := self.states(run_id).get(task, "")) not in states:
+        while (state := self.task_states(run_id).get(task, "")) not in states:
             if time.monotonic() > deadline:
-                pytest.fail(f"{task} of {run_id} is {state!r} after {within_s:g} s: {self.states(run_id)}")
+                pytest.fail(f"{task} of {run_id} is {state!r} after {within_s:g} s: {self.task_states(run_id)}")
             time.sleep(0.5)
         return state
 
@@ -251,21 +251,21 @@ class DagProgram:
     environment: Mapping[str, str]
     folder: Path
 
-    def __call__(self, *words: str, **environment: str) -> Any:
+    def __call__(self, *arguments: str, **environment: str) -> Any:
         output = self.folder / "output.json"
         program = ROOT / "tests" / "airflow" / "dag_program.py"
-        self.run("python", str(program), *words, environment={**environment, "TIPBENCH_OUTPUT": str(output)})
+        self.run("python", str(program), *arguments, environment={**environment, "TIPBENCH_OUTPUT": str(output)})
         return json.loads(output.read_text("utf-8"))
 
     def run(
-        self, command: str, *words: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
+        self, command: str, *arguments: str, within_s: float = 500.0, environment: Mapping[str, str] | None = None
     ) -> None:
         """Run a command of Airflow's environment; fails with its last output if it does not succeed in time."""
         log = self.folder / "program.log"
         problem = f"did not end within {within_s:g} s"
         with log.open("w", encoding="utf-8") as stream, suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
-                [airflow_environment() / "bin" / command, *words],
+                [airflow_environment() / "bin" / command, *arguments],
                 env={**self.environment, **(environment or {})},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -275,4 +275,4 @@ class DagProgram:
             if done.returncode == 0:
                 return
             problem = f"ended with {done.returncode}"
-        pytest.fail(f"{command} {' '.join(words)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")
+        pytest.fail(f"{command} {' '.join(arguments)} {problem}:\n{log.read_text('utf-8', 'replace')[-6000:]}")

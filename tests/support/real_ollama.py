@@ -152,7 +152,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def variant(gguf: Path, name: str) -> Path:
+def renamed_copy(gguf: Path, name: str) -> Path:
     """The same weights with another general.name, so another blob; made once and cached."""
     folder = cache_dir() / "gguf-variants" / sha256_of(gguf)[:16]
     target = folder / f"{name}.gguf"
@@ -244,11 +244,11 @@ class RealOllama:
         if done.returncode != 0:
             raise RuntimeError(f"ollama create {name} failed: {done.stderr[-1000:]}")
 
-    def three_models(self, gguf: Path) -> list[str]:
+    def create_three_models(self, gguf: Path) -> list[str]:
         """Import three models of three different blobs: models of one blob would share a runner."""
         names = ["alpha", "beta", "gamma"]
         for name in names:
-            self.create(f"{name}:135m", variant(gguf, name))
+            self.create(f"{name}:135m", renamed_copy(gguf, name))
         return [f"{name}:135m" for name in names]
 
     def _env(self) -> dict[str, str]:
@@ -277,7 +277,7 @@ class PsWatcher:
         address = urlsplit(url)
         self._host, self._port = address.hostname or "127.0.0.1", address.port or 11434
         self._interval_s = interval_s
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ps-watcher", daemon=True)
         self.samples: list[tuple[float, tuple[str, ...]]] = []  # seconds since the epoch, and the models' names
 
@@ -286,7 +286,7 @@ class PsWatcher:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join(10)
 
     @property
@@ -294,7 +294,7 @@ class PsWatcher:
         return max((len(names) for _, names in self.samples), default=0)
 
     @property
-    def seen(self) -> set[str]:
+    def all_models(self) -> set[str]:
         """All models that were listed at any time."""
         return {name for _, names in self.samples for name in names}
 
@@ -304,14 +304,14 @@ class PsWatcher:
 
     def _watch(self) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=5)
-        while not self._over.is_set():
+        while not self._stop.is_set():
             try:
                 connection.request("GET", "/api/ps")
                 models = json.load(connection.getresponse())["models"]
                 self.samples.append((time.time(), tuple(str(model["name"]) for model in models)))
             except (OSError, http.client.HTTPException, ValueError, KeyError):
                 connection.close()
-            self._over.wait(self._interval_s)
+            self._stop.wait(self._interval_s)
         connection.close()
 
 

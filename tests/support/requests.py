@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tipbench.generate.engine import GenerationRequest, engine_type_of
+from tipbench.generate.engine import Completion, EngineFailure, GenerationRequest, engine_type_of
 from tipbench.plan.collect_config import make_config
 from tipbench.plan.grid import ModelIdentity, PlannedCell, plan_grid
 from tipbench.plan.suite import load_suite
@@ -37,3 +37,15 @@ def ask(
         last=last,
         cancel=threading.Event(),
     )
+
+
+def expect_completion(result: Completion | EngineFailure) -> Completion:
+    """Return the result, which must be a completion."""
+    assert isinstance(result, Completion), result
+    return result
+
+
+def expect_failure(result: Completion | EngineFailure) -> EngineFailure:
+    """Return the result, which must be a failure."""
+    assert isinstance(result, EngineFailure), result
+    return result

@@ -52,11 +52,11 @@ class ScriptedAirflow:
         self.logins = 0
         self.requests: list[tuple[str, str]] = []
         self.runs: dict[str, ScriptedDagRun] = {}
-        self.lose_answers_to = ""  # a path whose next request is carried out without a response
-        self.broken, self.broken_with = "", 500  # part of a path, and the status of its responses
-        self.echoes = ""  # the beginning of a path whose requests are returned in an error response
+        self.lost_response_path = ""  # a path whose next request is carried out without a response
+        self.failing_path, self.failing_status = "", 500  # part of a path, and the status of its responses
+        self.echoed_path = ""  # the beginning of a path whose requests are returned in an error response
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _make_handler(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -83,15 +83,15 @@ class ScriptedAirflow:
         parts = urlsplit(url)
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         self.requests.append((method, parts.path))
-        if self.echoes and parts.path.startswith(self.echoes):
+        if self.echoed_path and parts.path.startswith(self.echoed_path):
             return 400, {"you": [method, url, body, bearer]}
         if parts.path == "/auth/token":
             return self._log_in(body)
         if bearer not in self.tokens:
-            ours = bearer.startswith("token-")
-            return (401, {"detail": "Token Expired"}) if ours else (403, {"detail": "Invalid JWT token"})
-        if self.broken and self.broken in parts.path:
-            return self.broken_with, {"detail": "Something went wrong"}
+            is_ours = bearer.startswith("token-")
+            return (401, {"detail": "Token Expired"}) if is_ours else (403, {"detail": "Invalid JWT token"})
+        if self.failing_path and self.failing_path in parts.path:
+            return self.failing_status, {"detail": "Something went wrong"}
         segments = [unquote(segment) for segment in parts.path.removeprefix("/api/v2/").split("/")]
         if segments[0] == "pools":
             return (200, {"name": segments[1]}) if segments[1] in self.pools else (404, {"detail": "no such pool"})
@@ -153,7 +153,7 @@ class ScriptedAirflow:
         self, method: str, run: ScriptedDagRun, segments: list[str], query: dict[str, str], body: dict[str, Any]
     ) -> Reply:
         if segments[-1] == "hitlDetails":
-            return run.judged(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
+            return run.answer_gate(body) if method == "PATCH" else (200, {"options": ["Compare now", "Stop"]})
         task = run.task(segments[0], int(query.get("map_index", -1)))
         if task is None or segments[1] != "logs":
             return 404, {"detail": "not found"}
@@ -167,7 +167,7 @@ class ScriptedAirflow:
         return 200, {"content": content, "continuation_token": None if over else f"{run.key}-{len(lines)}"}
 
 
-def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
+def _make_handler(airflow: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -177,17 +177,17 @@ def _handler(site: ScriptedAirflow) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             size = min(int(self.headers.get("content-length", 0)), _MAX_BODY_BYTES)
             body = json.loads(self.rfile.read(size) or b"{}")
-            if site.fault == "away":
+            if airflow.fault == "away":
                 self.close_connection = True
                 return
             bearer = self.headers.get("authorization", "").removeprefix("Bearer ")
-            status, answer = site.answer(self.command, self.path, body, bearer)
-            if site.lose_answers_to and urlsplit(self.path).path.endswith(site.lose_answers_to):
-                site.lose_answers_to = ""
+            status, answer = airflow.answer(self.command, self.path, body, bearer)
+            if airflow.lost_response_path and urlsplit(self.path).path.endswith(airflow.lost_response_path):
+                airflow.lost_response_path = ""
                 self.close_connection = True
                 return
-            if site.fault in _FAULTS:
-                self._write(*_FAULTS[site.fault])
+            if airflow.fault in _FAULTS:
+                self._write(*_FAULTS[airflow.fault])
             else:
                 self._write(status, b"" if answer is None else json.dumps(answer).encode())
 
@@ -231,9 +231,9 @@ class ScriptedTask:
 class ScriptedDagRun:
     """A DAG run on its own thread: plan, one collect per model, export, wait for the judge, compare."""
 
-    def __init__(self, site: ScriptedAirflow, conf: Mapping[str, Any]) -> None:
+    def __init__(self, airflow: ScriptedAirflow, conf: Mapping[str, Any]) -> None:
         self.conf = dict(conf)
-        self._site = site
+        self._airflow = airflow
         self.key = secrets.token_hex(4)
         self.state = "queued"
         self._cancelled, self._answered = threading.Event(), threading.Event()
@@ -265,7 +265,7 @@ class ScriptedDagRun:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 
-    def judged(self, body: Mapping[str, Any]) -> tuple[int, Any]:
+    def answer_gate(self, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Respond to the task that waits for the judge."""
         if self._answered.is_set():
             return 409, {"detail": "has already been updated"}
@@ -287,7 +287,7 @@ class ScriptedDagRun:
         self._thread.start()
 
     def _run(self) -> None:
-        self._wait_until(lambda: not self._site.paused)
+        self._wait_until(lambda: not self._airflow.paused)
         self.state = "running"
         self._run_unmapped("plan", "planned")
         for task in self._collects:
@@ -325,25 +325,25 @@ class ScriptedDagRun:
 
     def _collect(self, task: ScriptedTask) -> None:
         task.state = "scheduled"
-        self._wait_until(lambda: task.pool in self._site.pools)
+        self._wait_until(lambda: task.pool in self._airflow.pools)
         if self._cancelled.is_set():
             task.state = "skipped"
             return
         log = task.begin()
-        collecting = self._site.collecting or self._command
+        collecting = self._airflow.collecting or self._command
         code = collecting(task.model or "", log)
         task.state = "failed" if code else "success"
 
     def _command(self, model: str, log: list[str]) -> int:
         options = {**self.conf, "models": model, "skip_refused": False}
         options.pop("wait_for_judge", None)
-        words = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
+        arguments = command_arguments(JobRequest(JobKind.COLLECT, options["experiment"], options))
         reading, writing = os.pipe()
         with subprocess.Popen(
-            [sys.executable, "-m", "tipbench", *words],
+            [sys.executable, "-m", "tipbench", *arguments],
             env={
                 **os.environ,
-                "TIPBENCH_HOME": str(self._site.home / "worker"),
+                "TIPBENCH_HOME": str(self._airflow.home / "worker"),
                 "TIPBENCH_EVENTS": f"/dev/fd/{writing}",
             },
             stdin=subprocess.DEVNULL,
@@ -356,16 +356,16 @@ class ScriptedDagRun:
             os.close(writing)
             if self._cancelled.is_set():
                 self.cancel()
-            printing = threading.Thread(target=_lines, args=(self._process.stdout, log), daemon=True)
+            printing = threading.Thread(target=_copy_lines, args=(self._process.stdout, log), daemon=True)
             printing.start()
             with os.fdopen(reading, encoding="utf-8") as events:
-                _lines(events, log)
+                _copy_lines(events, log)
             printing.join(60)
             code = self._process.wait(60)
         self._process = None
         return code
 
 
-def _lines(stream: Any, log: list[str]) -> None:
+def _copy_lines(stream: Any, log: list[str]) -> None:
     for line in stream:
         log.append(line.rstrip("\n"))  # noqa: PERF401 - the log is read while it grows

@@ -63,10 +63,10 @@ class _Run:
         data = {"params": _pairs(self.params), "metrics": metrics, "tags": _pairs(self.tags)}
         return {"info": info, "data": data}
 
-    def value(self, place: str, name: str) -> str | None:
-        if place == "attributes":
+    def value(self, entity: str, name: str) -> str | None:
+        if entity == "attributes":
             return self.status if name == "status" else None
-        return (self.tags if place == "tags" else self.params).get(name)
+        return (self.tags if entity == "tags" else self.params).get(name)
 
 
 @dataclass
@@ -266,8 +266,8 @@ def _clauses(text: str) -> list[tuple[str, str, bool, str]]:
         found = _CLAUSE.match(text, at)
         if found is None:
             raise ApiError(400, "INVALID_PARAMETER_VALUE", f"Invalid clause(s) in filter string: {text[at:]!r}")
-        place, name, operator, single, double = found.groups()
-        clauses.append((place, name, operator == "=", single if single is not None else double))
+        entity, name, operator, single, double = found.groups()
+        clauses.append((entity, name, operator == "=", single if single is not None else double))
         at = found.end()
         if text.startswith(" AND ", at):
             at += len(" AND ")
@@ -276,8 +276,8 @@ def _clauses(text: str) -> list[tuple[str, str, bool, str]]:
 
 def _matches(run: _Run, clauses: list[tuple[str, str, bool, str]]) -> bool:
     # As in SQL, a tag that the run does not have satisfies neither = nor !=.
-    for place, name, equal, wanted in clauses:
-        value = run.value(place, name)
+    for entity, name, equal, wanted in clauses:
+        value = run.value(entity, name)
         if value is None or (value == wanted) is not equal:
             return False
     return True

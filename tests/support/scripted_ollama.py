@@ -45,8 +45,8 @@ T = TypeVar("T")
 HOST = "127.0.0.1"
 
 
-class _Site:
-    """The server on a port, which can stop and resume listening."""
+class _Endpoint:
+    """A server on a port; it can stop and resume listening."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -100,22 +100,22 @@ class ScriptedOllama:
         memory: MemorySettings | None = None,
     ) -> None:
         self._server = Server(models, Settings(call_s, reply, memory or MemorySettings()), script)
-        self._site = _Site(self._server)
+        self._endpoint = _Endpoint(self._server)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-ollama", daemon=True)
 
     def start(self) -> Self:
         """Start the thread; returns once the server listens."""
         self._thread.start()
-        self._do(self._site.listen())
+        self._run(self._endpoint.listen())
         return self
 
     def stop(self) -> None:
         """Drop every connection and end the thread."""
         if self._loop.is_closed():
             return
-        self._do(self._site.close())
-        self._do(_settle())
+        self._run(self._endpoint.close())
+        self._run(_cancel_all_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -128,7 +128,7 @@ class ScriptedOllama:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._site.port}"
+        return f"http://{HOST}:{self._endpoint.port}"
 
     @property
     def log(self) -> Log:
@@ -140,48 +140,48 @@ class ScriptedOllama:
         return self.log.resident
 
     def add_faults(self, *faults: Fault) -> None:
-        self._call(lambda: self._server.script.add(faults))
+        self._run_function(lambda: self._server.script.add(faults))
 
     def clear_faults(self, kind: str | None = None) -> None:
         """Clear all faults, or those of one kind."""
-        self._call(lambda: self._server.script.clear(kind))
+        self._run_function(lambda: self._server.script.clear(kind))
 
     def set(self, **changes: object) -> None:
         """Change settings: call_s, reply, or a field of MemorySettings."""
-        self._call(lambda: self._server.apply(**changes))
+        self._run_function(lambda: self._server.apply(**changes))
 
     def add_model(self, spec: ModelSpec) -> None:
         """Add a model, or move the tag of an existing one."""
-        self._call(lambda: self._server.library.add(spec))
+        self._run_function(lambda: self._server.library.add(spec))
 
     def load_foreign(self, name: str) -> None:
         """Load a model as another client would, until unload_foreign; returns once it is loaded."""
-        self._do(self._site.load_foreign(name))
+        self._run(self._endpoint.load_foreign(name))
 
     def unload_foreign(self, name: str) -> None:
         """Unload a model of another client."""
-        self._call(lambda: self._site.unload_foreign(name))
+        self._run_function(lambda: self._endpoint.unload_foreign(name))
 
     def pause_listening(self, *, lose_models: bool = False) -> None:
         """Close the port and reset every connection; `lose_models` also drops the models, as a crash does."""
-        self._do(self._site.pause(lose_models=lose_models))
+        self._run(self._endpoint.pause(lose_models=lose_models))
 
     def resume(self) -> None:
         """Listen on the same port again."""
-        self._do(self._site.listen())
+        self._run(self._endpoint.listen())
 
-    def _call(self, function: Callable[[], T]) -> T:
+    def _run_function(self, function: Callable[[], T]) -> T:
         async def run() -> T:
             return function()
 
-        return self._do(run())
+        return self._run(run())
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         return future.result(60)
 
 
-async def _settle() -> None:
+async def _cancel_all_tasks() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
@@ -227,13 +227,13 @@ class ScriptedProcess:
 
 
 async def _serve(models: Sequence[str], call_s: float) -> None:
-    site = _Site(Server(models, Settings(call_s), ()))
-    await site.listen()
-    sys.stdout.write(f"http://{HOST}:{site.port}\n")
+    endpoint = _Endpoint(Server(models, Settings(call_s), ()))
+    await endpoint.listen()
+    sys.stdout.write(f"http://{HOST}:{endpoint.port}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
-    await site.close()
-    await _settle()
+    await endpoint.close()
+    await _cancel_all_tasks()
 
 
 if __name__ == "__main__":

@@ -22,18 +22,8 @@ PROFILE = {
 CATEGORIES = ("focus", "rest", "admin")
 
 
-class Clock:
-    """A clock that moves only when a test moves it."""
-
-    def __init__(self, now: float = 1_800_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def candidate(number: int = 0) -> Candidate:
-    """A candidate that differs from its neighbours in every value."""
+    """A candidate; successive numbers differ in every value."""
     return {
         "tip_id": f"t{number}",
         "category": CATEGORIES[number % len(CATEGORIES)],
@@ -63,7 +53,7 @@ def reward_request(event: str, user: str = "u1", **changes: Any) -> RewardReques
 
 
 @contextlib.contextmanager
-def serving(home: Path, **options: Any) -> Iterator[PolicyService]:
+def open_service(home: Path, **options: Any) -> Iterator[PolicyService]:
     """A service that is closed at the end; a new home gets a fixed secret, so that draws repeat."""
     home.mkdir(parents=True, exist_ok=True)
     if not (home / SECRET_FILE).exists():
@@ -73,7 +63,7 @@ def serving(home: Path, **options: Any) -> Iterator[PolicyService]:
 
 
 def learn(service: PolicyService, policy: str, count: int, user: str = "u1", prefix: str = "e") -> None:
-    """Score `count` events and reward them with different actions."""
+    """Score `count` events and reward them with different actions, from which the policy learns."""
     actions = ("completed", "dismissed", "snoozed", "ignored")
     for number in range(count):
         event = f"{prefix}{number}"

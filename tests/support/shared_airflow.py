@@ -24,7 +24,7 @@ def worker_home(tmp_path_factory: pytest.TempPathFactory, weights_home: Path) ->
 
 
 @pytest.fixture(scope="session")
-def scripted() -> Iterator[ScriptedOllama]:
+def scripted_ollama() -> Iterator[ScriptedOllama]:
     with ScriptedOllama(models=MODELS) as server:
         yield server
 
@@ -38,13 +38,16 @@ def airflow_mlflow_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def airflow(
-    tmp_path_factory: pytest.TempPathFactory, airflow_mlflow_url: str, worker_home: Path, scripted: ScriptedOllama
+    tmp_path_factory: pytest.TempPathFactory,
+    airflow_mlflow_url: str,
+    worker_home: Path,
+    scripted_ollama: ScriptedOllama,
 ) -> Iterator[RealAirflow]:
     """The whole Airflow, whose start takes a minute. A test that stops it starts it again."""
     environment = {
         "MLFLOW_TRACKING_URI": airflow_mlflow_url,
         "TIPBENCH_HOME": str(worker_home),
-        "OLLAMA_HOST": scripted.url,
+        "OLLAMA_HOST": scripted_ollama.url,
     }
     with RealAirflow(tmp_path_factory.mktemp("airflow"), environment) as running:
         yield running

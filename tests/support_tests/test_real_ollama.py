@@ -1,4 +1,4 @@
-"""Where the real Ollama comes from, and what its watcher counts."""
+"""Finding the real Ollama, and counting its models in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.real_ollama import OllamaMissingError, PsWatcher, cached_binary, find_binary, is_supported, ollama_binary
-from support.scripted_ollama import MemorySettings, ScriptedOllama
+from support.scripted_ollama import ScriptedOllama
 
 
 def ask(url: str, model: str, **more: object) -> dict[str, object]:
@@ -21,13 +21,13 @@ def ask(url: str, model: str, **more: object) -> dict[str, object]:
 
 
 def test_watcher_counts_two_models_of_the_scripted_server() -> None:
-    with ScriptedOllama(["a:1b", "b:1b"], memory=MemorySettings(load_s=0.05)) as server, PsWatcher(server.url) as seen:
+    with ScriptedOllama(["a:1b", "b:1b"]) as server, PsWatcher(server.url) as watcher:
         for model in ("a:1b", "b:1b"):
             ask(server.url, model)
         server.pause_listening()
         server.resume()
         ask(server.url, "a:1b")
-    assert seen.max_resident == server.log.max_resident == 2
+    assert watcher.max_resident == server.log.max_resident == 2
 
 
 def test_named_binary_that_is_not_ollama_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class TestMemory:
         assert resident(server.url) == [A]
         assert until_empty(server.url)
 
-    def test_second_model_in_the_unload_window_is_seen_next_to_the_first(self, server: ScriptedOllama) -> None:
+    def test_second_model_is_resident_next_to_one_that_unloads(self, server: ScriptedOllama) -> None:
         server.set(unload_s=2)
         chat(server.url, A, keep_alive=0)
         chat(server.url, B, keep_alive=0)
@@ -127,7 +127,7 @@ class TestMemory:
         thread.join()
         assert until_empty(server.url)
 
-    def test_stay_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
+    def test_keep_alive_can_be_shortened_and_extended(self, server: ScriptedOllama) -> None:
         chat(server.url, keep_alive="10m")
         chat(server.url, keep_alive="100ms")
         assert until_empty(server.url)
@@ -152,7 +152,7 @@ class TestMemory:
 
 
 class TestFaults:
-    def test_busy_twice_then_success(self, server: ScriptedOllama) -> None:
+    def test_busy_fault_occurs_the_given_number_of_times(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("busy", times=2))
         assert [chat(server.url).status for _ in range(3)] == [503, 503, 200]
 
@@ -161,11 +161,11 @@ class TestFaults:
         assert [chat(server.url).status for _ in range(3)] == [500, 200, 200]
         assert server.log.loads == {A: 2}
 
-    def test_missing_and_any_status(self, server: ScriptedOllama) -> None:
+    def test_missing_and_status_faults_set_the_status(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("missing", model=A), Fault("status", 418, model=B))
         assert (chat(server.url, A).status, chat(server.url, B).status) == (404, 418)
 
-    def test_prompt_too_long(self, server: ScriptedOllama) -> None:
+    def test_prompt_too_long_is_a_400(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("prompt_too_long"))
         assert chat(server.url).status == 400
 
@@ -177,20 +177,20 @@ class TestFaults:
 
     def test_error_line_in_mid_stream(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("error_line", 3))
-        got = chat(server.url)
-        assert (got.status, got.error, len(got.lines)) == (200, "", 4)
-        assert set(got.last) == {"error"}
+        result = chat(server.url)
+        assert (result.status, result.error, len(result.lines)) == (200, "", 4)
+        assert set(result.last) == {"error"}
 
     def test_clean_end_without_done(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("no_done", 5))
-        got = chat(server.url)
-        assert (got.error, [line["done"] for line in got.lines]) == ("", [False] * 5)
+        result = chat(server.url)
+        assert (result.error, [line["done"] for line in result.lines]) == ("", [False] * 5)
 
     def test_done_false_in_a_single_object(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("done_false"))
-        got = chat(server.url)
-        assert [line["done"] for line in got.lines] == [False]
-        assert json.loads(got.text)
+        result = chat(server.url)
+        assert [line["done"] for line in result.lines] == [False]
+        assert json.loads(result.text)
         whole = post(server.url, "/api/chat", model=A, messages=MESSAGES, stream=False).json()
         assert whole["done"] is False
 
@@ -202,8 +202,8 @@ class TestFaults:
 
     def test_reset_after_some_tokens(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("reset_after", 4))
-        got = chat(server.url)
-        assert (got.status, len(got.lines), got.error) == (200, 4, "ReadError")
+        result = chat(server.url)
+        assert (result.status, len(result.lines), result.error) == (200, 4, "ReadError")
 
     def test_hang_before_the_first_byte(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hang"))
@@ -225,8 +225,8 @@ class TestFaults:
 
     def test_hang_in_mid_stream_frees_the_model_when_the_client_leaves(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("hang_after", 2))
-        got = chat(server.url, timeout=1, keep_alive=0)
-        assert (got.status, len(got.lines), got.error) == (200, 2, "ReadTimeout")
+        result = chat(server.url, timeout=1, keep_alive=0)
+        assert (result.status, len(result.lines), result.error) == (200, 2, "ReadTimeout")
         assert until_empty(server.url)
         assert server.log.calls()[-1].outcome == "aborted"
 
@@ -244,9 +244,9 @@ class TestFaults:
 
     def test_garbage_line_between_good_ones(self, server: ScriptedOllama) -> None:
         server.add_faults(Fault("garbage", 2))
-        got = chat(server.url)
-        assert len(got.invalid_lines) == 1
-        assert got.last["done"] is True
+        result = chat(server.url)
+        assert len(result.invalid_lines) == 1
+        assert result.last["done"] is True
 
     def test_thinking_comes_before_the_answer_unless_switched_off(self) -> None:
         with ScriptedOllama([ModelSpec(A, capabilities=("completion", "thinking")), B]) as server:
@@ -307,8 +307,8 @@ class TestFaults:
         assert server.log.calls()[0].outcome == "dropped"
 
 
-def _thinks(got: ChatResult) -> bool:
-    return any("thinking" in line["message"] for line in got.lines if isinstance(line.get("message"), dict))  # type: ignore[operator]
+def _thinks(result: ChatResult) -> bool:
+    return any("thinking" in line["message"] for line in result.lines if isinstance(line.get("message"), dict))  # type: ignore[operator]
 
 
 class TestModels:
@@ -370,21 +370,21 @@ class TestProcess:
         if not Path("/proc/self/stat").exists():
             pytest.skip("needs /proc to read another process's CPU time")
         with ScriptedProcess([A]) as server:
-            _hammer(server.url, 50)
+            _send_chats(server.url, 50)
             before = _cpu_s(server.pid)
-            _hammer(server.url, 1000)
+            _send_chats(server.url, 1000)
             assert (_cpu_s(server.pid) - before) / 1000 < 0.001
 
 
-def _hammer(url: str, n: int) -> None:
+def _send_chats(url: str, n: int) -> None:
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps({"model": A, "messages": MESSAGES}).encode()
     with socket.create_connection((host, int(port))) as client:
         for _ in range(n):
             client.sendall(b"POST /api/chat HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-            got = b""
-            while not got.endswith(b"\r\n0\r\n\r\n"):
-                got += client.recv(65536)
+            received = b""
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += client.recv(65536)
 
 
 def _cpu_s(pid: int) -> float:

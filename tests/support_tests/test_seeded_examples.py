@@ -1,4 +1,4 @@
-"""The examples of properties are the same in every run."""
+"""Hypothesis tries the same examples in every run."""
 
 from __future__ import annotations
 

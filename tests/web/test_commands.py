@@ -65,7 +65,7 @@ def test_a_second_judges_token_of_a_name_is_created_with_a_warning() -> None:
     first = create_token("--role", "judge", "--name", "anna")
     result = run_command("token", "create", "--role", "judge", "--name", "anna")
     assert result.exit_code == 0
-    assert f"warning: anna has another active judge's token ({first['id']})" in " ".join(result.stderr.split())
+    assert f"warning: anna already has another active judge token ({first['id']})" in " ".join(result.stderr.split())
 
 
 def test_a_token_as_json_has_its_facts_and_its_secret() -> None:

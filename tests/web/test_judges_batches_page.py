@@ -242,9 +242,9 @@ def test_the_operators_program_is_started_once_and_shown_without_its_secrets(hom
         assert "Run scribe" in page
         assert "a-secret-of-the-operator" not in page
         assert "/opt/agents" not in page
-        again = re.search(r'name="again" value="([\w-]+-program)"', page)
-        assert again
-        started = [post_form(served, "run", **{"with": "command", "again": again[1]}) for _ in range(2)]
+        key = re.search(r'name="key" value="([\w-]+-program)"', page)
+        assert key
+        started = [post_form(served, "run", **{"with": "command", "key": key[1]}) for _ in range(2)]
         assert [response.status_code for response in started] == [303, 303]
         (job,) = served.get(f"{API}/jobs").json()["items"]
         assert (job["kind"], job["experiment"], job["arguments"]["with"]) == ("judge", EXPERIMENT, "command")

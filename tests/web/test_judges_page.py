@@ -253,10 +253,10 @@ def test_an_error_of_mlflow_while_starting_a_judge_is_shown_as_a_conflict(
 
 
 def test_the_rules_judge_is_started_as_one_job_by_several_clicks(served: ServedPanel) -> None:
-    again = re.search(r'name="again" value="([\w-]+)"', get_judges_page(served))
-    assert again
+    key = re.search(r'name="key" value="([\w-]+)"', get_judges_page(served))
+    assert key
     locations = {
-        post_form(served, "run", {"with": "rules", "again": again[1]}).headers["location"]
+        post_form(served, "run", {"with": "rules", "key": key[1]}).headers["location"]
         for _ in range(3)
     }  # fmt: skip
     assert len(locations) == 1

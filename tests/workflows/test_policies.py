@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import Clock, score_request, serving
+from support.clock import Clock
+from support.serving import open_service, score_request
 from tipbench.workflows.policies import means_over_time
 
 HOUR = 3600.0
@@ -15,7 +16,7 @@ HOUR = 3600.0
 def test_rewards_over_time_are_means_with_95_percent_intervals(tmp_path: Path) -> None:
     clock = Clock()
     start = clock.now
-    with serving(tmp_path, clock=clock) as service:
+    with open_service(tmp_path, clock=clock) as service:
         for number, value in enumerate((1.0, 0.0, -1.0, 0.5)):
             event = service.score("linucb", score_request()).body["event_id"]
             clock.now = start + HOUR * (number // 3)

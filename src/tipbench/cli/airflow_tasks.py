@@ -334,8 +334,8 @@ def assign_models(sizes: Mapping[str, float], possible_tasks: Mapping[str, Seque
 def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
     """Query each server for its models. Models that need no server are assigned to the first task.
 
-    A model that no available server accepts is refused. Raises ServerUnavailable if no server is available. Without
-    `skip_refused`, also if a model is refused that an unavailable server might have. Airflow then retries.
+    A model that no available server accepts is refused. Raises ServerUnavailable, after which Airflow retries, if no
+    server is available or, without `skip_refused`, if an unavailable server might have a refused model.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 

@@ -128,22 +128,22 @@ def compare(
         exclude=exclude or (),
     )
     with open_store(settings, mlflow_url) as store:
-        stored, *others = [existing_experiment(store, name) for name in names]
+        first_experiment, *others = [existing_experiment(store, name) for name in names]
         if others:
             ranking_options = {"html": html, "plot": plot, "baseline": baseline, "by": by, "cluster": cluster}
             if unusable := [f"--{name}" for name, value in ranking_options.items() if value is not None]:
                 raise UsageError(f"{', '.join(unusable)} cannot be used with two experiments.")
-            _compare_two(store, stored, others[0], query.cell_filter, map_ or [], output_format)
+            _compare_two(store, first_experiment, others[0], query.cell_filter, map_ or [], output_format)
             return
         if map_:
             raise UsageError("--map needs two experiments.")
-        board, cells = query.read(store, stored)
+        board, cells = query.read(store, first_experiment)
         for name in query.exclude:
             if not any(is_excluded(pair, (name,)) for pair in cells.excluded):  # no pair was excluded by this name
                 print_message(f"warning: --exclude {name} matches no row of {names[0]}")
         if html is not None:
-            answers = read_answers(store, stored, board, cells)
-            write_output(html, html_report(board, answers, judging_status(store, stored)), "--html")
+            answers = read_answers(store, first_experiment, board, cells)
+            write_output(html, html_report(board, answers, judging_status(store, first_experiment)), "--html")
             print_message(f"report: {html}")
         if plot is not None:
             save_chart(forest(board, LIGHT, titled=True), plot)
@@ -158,7 +158,7 @@ def compare(
         else:
             show_board(board)
         try:
-            record_board(store, stored.experiment_id, board)
+            record_board(store, first_experiment.experiment_id, board)
         except TipbenchError as exc:  # for example, no write access
             print_message(f"note: the leaderboard could not be saved in MLflow ({exc})")
 

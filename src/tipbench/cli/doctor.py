@@ -179,10 +179,10 @@ def _check_ollama(config: CollectConfig, settings: Settings) -> Iterator[Finding
     missing = [name for name in on_server if name not in available.accepted and name not in refused]
     if available.accepted and missing:
         advice = f"`tipbench collect --models {','.join(available.accepted)}`, or `ollama pull {missing[0]}`."
-        yield Finding("models", "warning", f"of the configured models not installed: {join_names(missing, 5)}", advice)
+        yield Finding("models", "warning", f"configured but not installed: {join_names(missing, 5)}", advice)
     if loaded:
         names = join_names([model.name for model in loaded], 3)
-        advice = "A collect starts with empty memory: `--evict` unloads it."
+        advice = "A collect needs empty memory; with `--evict` it unloads other models first."
         yield Finding("models", "warning", f"in memory now: {names}", advice)
 
 

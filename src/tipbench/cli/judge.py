@@ -46,7 +46,7 @@ app = command_group("Score answers blind against the pinned rubric.")
 
 OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file; - is stdout.")]
 SheetOption = Annotated[
-    str | None, typer.Option("--sheet", metavar="ID", help="Write an existing file again, byte for byte.")
+    str | None, typer.Option("--sheet", metavar="ID", help="Write the file of this stored sheet again, byte for byte.")
 ]
 
 
@@ -228,9 +228,9 @@ def apply(
 
     The sheet is validated, and the judge's drift is measured. Any error rejects the whole sheet; the message names
     item, tip and field. Unfinished items stay pending; the sheet can be completed or revised and applied again. The
-    drift is checked once, with the last item or with --final; a later revision shows only whether the scores count, not
-    the drift. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised
-    or the drift is accepted with a reason.
+    drift is first checked, and shown, with the last item or with --final. After a later revision, only the verdict is
+    shown. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised or
+    the drift is accepted with a reason.
 
     Examples:
 

@@ -74,7 +74,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
     for judge in judging.judges:
         if judge.unchecked:
             print(f"{judge.judge}: {judge.unchecked} items are not checked for drift until their sheet is finished")
-        if judge.duels and judge.sheets:  # duels show real answers only, which reveals a sheet's controls
+        if judge.duels and judge.sheets:  # a duel shows real answers, so the other items would be controls
             print(f"{judge.judge}: sheets closed, because duels were opened")
     _show_trends(judging.judges)
     if judging.twice:
@@ -144,8 +144,8 @@ def _show_trends(judges: Sequence[JudgeStatus]) -> None:
             rows.append([name, scale.scale, scale.sheets, bias, sums, beyond, *slopes])
             name, slopes = "", ["", ""]  # only the judge's first row shows them
     if rows:
-        print(f"\nover all sheets: sums of the bias in standard errors (limit {CUSUM_LIMIT}); fatigue and")
-        print("compression in points with a 99 % interval (* if not due to chance)")
+        print(f"\nover all sheets: cumulative sums of the bias, up / down, in standard errors (limit {CUSUM_LIMIT});")
+        print("fatigue and compression in points, with a 99 % interval (* if not due to chance)")
         columns = ("judge", "scale", "sheets", "mean bias", "sums", "", "fatigue", "compression")
         print_table(columns, rows, text_columns=("judge", "scale", "sums", "", "fatigue", "compression"))
     for judge in judges:

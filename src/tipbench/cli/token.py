@@ -59,9 +59,9 @@ def create(
         return
     if other_ids := created["same_judge"]:
         print_message(
-            f"warning: {created['name']} has another active judge's token ({', '.join(other_ids)}). Scores are stored "
-            "by name, so both judge as one person. For another person use another name; otherwise revoke the old one: "
-            f"`tipbench token revoke {other_ids[0]}`."
+            f"warning: {created['name']} already has another active judge token ({', '.join(other_ids)}). Scores are "
+            "stored by name, so both judge as one person. For another person use another name; otherwise revoke the "
+            f"old one: `tipbench token revoke {other_ids[0]}`."
         )
     validity = f"until {created['expires']}" if created["expires"] else "without limit"
     print_message(

@@ -211,7 +211,8 @@ def _persona_factor(
 def _marginal_means(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
     """Return the estimate for each name in `means`, scenarios × names. Below MIN_SCENARIOS, it has no interval."""
     estimates = {name: shown_estimate(column) for name, column in zip(names, means.T, strict=True)}
-    return {name: estimate for name, estimate in estimates.items() if estimate}  # None only without scores: never here
+    # `shown_estimate` returns None only without scores, which does not happen here.
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def _model_dependent_prompts(

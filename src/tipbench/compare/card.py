@@ -82,7 +82,7 @@ def _state(board: Leaderboard) -> CardState:
     # After the last of several looks, further scenarios are not tested.
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
-    # Undecided without ties: only one row is ranked, or a row is `ahead` of the leader in the tested scenarios.
+    # `not ranking.tied`: only one row is ranked, or a row is better than the leader in the tested scenarios alone.
     may_decide_later = ranking.too_few_units or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
@@ -296,7 +296,10 @@ def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
 
 
 def _has_cells(board: Leaderboard) -> bool:
-    """Return whether any row has cells. Stale rows have none, nor has any row if no prompt (or model) is shared."""
+    """Return whether any row has cells.
+
+    Stale rows have none. On a board by model, no row has any if no prompt is shared by all models; likewise by prompt.
+    """
     return any(standing.n_cells for standing in board.standings)
 
 

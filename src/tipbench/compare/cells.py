@@ -305,12 +305,15 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
 
 
 def is_excluded(pair: Pair, names: Sequence[str]) -> bool:
-    """Return whether a name (MODEL, MODEL/PROMPT or */PROMPT) matches the pair; a reference matches with any prompt."""
+    """Return whether a name (MODEL, MODEL/PROMPT or */PROMPT) matches the pair.
+
+    For a reference, the prompt in MODEL/PROMPT can be any, and in */PROMPT it is the one shown on the board.
+    """
     on_board = without_reference_prompt(pair)
     matching_names = (
         pair.model,  # MODEL
         str(pair),  # MODEL/PROMPT
-        str(Pair(ALL, on_board.prompt)),  # */PROMPT; a reference is not found by the prompt it was recorded with
+        str(Pair(ALL, on_board.prompt)),  # */PROMPT
     )
     for name in names:
         if name in matching_names:

@@ -219,7 +219,8 @@ class _BradleyTerryModel:
             gradient, information = self.gradient_and_information(strengths)
             system = np.block([[information + RIDGE * np.eye(n_pairs), constraints.T], [constraints, zeros]])
             step = np.linalg.solve(system, np.concatenate([gradient, np.zeros(n_constraints)]))[:n_pairs]
-            if gradient @ step < 1e-14:  # about twice the gain that is left: converged after this step
+            remaining_gain = gradient @ step / 2  # in log-likelihood, by its quadratic approximation
+            if remaining_gain < 0.5e-14:  # converged after this step
                 strengths = strengths + step
                 break
             before = self.log_likelihood(strengths)

@@ -366,7 +366,7 @@ def _with_effort(
     rows = set(matrix.pairs) - cells.silent
     n_collected = len({(cell.pair, cell.scenario) for cell in collected if cell.pair in rows})
     n_uncollected = len(planned) * len(rows) - n_collected
-    n_waiting = sum(cell.waits_for_judge for cell in collected)  # all are of `rows`: silent pairs have no answer
+    n_waiting = sum(cell.waits_for_judge for cell in collected)  # silent pairs have no waiting cell
     n_answers = n_uncollected + n_waiting
     return replace(
         next_look,
@@ -385,7 +385,7 @@ def _standings(
 ) -> Iterator[Standing]:
     """Yield the standing of each row. `matrix` is the one that is ranked: `scenario_matrix` or its means per persona.
 
-    On a board by model, only cells of prompts that all models share count, as in the matrix; likewise by prompt.
+    On a board by model, a cell counts only if all models share its prompt, as in the matrix; likewise by prompt.
     """
     by = options.by
     shared = shared_by_all((cell.pair for cell in cells.candidate_cells), by) if by else set()
@@ -539,7 +539,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
             n_cells = run.metrics.get("n_cells", n_items)  # the other items are controls and repeats
-            n_answers += n_finished * n_cells / n_items  # assumed: the same share of the finished items as of all
+            n_answers += n_finished * n_cells / n_items  # assumes that cells are the same share of both
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
         minutes_per_answer=minutes / n_answers if n_answers and minutes > 0 else None,
@@ -574,7 +574,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
     for duel in read_duels(store, experiment):
         is_by_judge = judge is None or duel.judge == judge
         first, second = (Pair(*pair) for pair in duel.pairs)
-        # Only a key that was changed outside tipbench has a duel of a pair with itself.
+        # A duel of a pair with itself exists only if the stored sheet was changed outside tipbench.
         if is_by_judge and duel.rubric == cells.rubric and run_ids.issuperset(duel.runs) and first != second:
             duels.append(Duel(first, second, duel.scenario, _WINNERS[duel.winner]))
     return duels

@@ -366,8 +366,8 @@ def _with_ranks(rows: Sequence[PairResult], tested_scores: Floats, options: Rank
         return []
     # [i, j]: row i is significantly better than row j.
     better = significantly_better(tested_scores, n_flips=options.n_flips, level=options.level)
-    # The tests against the leader are a smaller family, so they can find more differences. Copy those in which the
-    # leader is better to `better`, because otherwise the rank ranges could contradict `decided`.
+    # The tests against the leader are a smaller family, so they can find more differences. Add those in which the
+    # leader wins; otherwise the rank ranges could contradict `decided`.
     leader = next(i for i, row in enumerate(rows) if row.to_leader is None)
     for i, row in enumerate(rows):
         if row.to_leader is not None and row.to_leader.worse:

@@ -153,9 +153,10 @@ def significantly_better(values: Floats, *, n_flips: int = N_FLIPS, level: float
     """Return a mask: [i, j] is True if column i is significantly better than column j.
 
     The test is step-down max-t over all pairs of columns. With few columns it compares adjusted p-values with `level`.
-    With more it uses critical values, with the same result: each round rejects the statistics above the (1 − level)
-    quantile of the largest statistic that no earlier round has rejected, until a round rejects none. The tolerance for
-    rounding errors, and the limits for MANY_COLUMNS, only make the test more conservative.
+    With more it uses critical values, with the same result: each round rejects the statistics above the critical value,
+    until a round rejects none. The critical value is the (1 − level) quantile, over the flips, of the largest statistic
+    among the pairs not rejected yet. The tolerance for rounding errors, and the limits for MANY_COLUMNS, only make the
+    test more conservative.
     """
     n, k = values.shape
     if n < 2 or k < 2:
@@ -263,7 +264,7 @@ class _AllPairs:
 
     def __init__(self, values: Floats, n_flips: int) -> None:
         judged = ~np.isnan(values)
-        # Without each scenario's mean, the differences of columns are the same, and rounding errors are smaller.
+        # Subtracting each scenario's mean does not change the differences of columns, and reduces rounding errors.
         totals = np.where(judged, values, 0.0).sum(axis=1, keepdims=True)
         centred = np.where(judged, values - totals / np.maximum(judged.sum(axis=1, keepdims=True), 1), 0.0)
         patterns, self._pattern_of_column = np.unique(judged, axis=1, return_inverse=True)

@@ -159,7 +159,7 @@ def _cells(board: Leaderboard, standing: Standing, state: State) -> Iterator[Tab
     else:
         count = f"{usable.n_usable:g} of {usable.n_scenarios}"
         composite = None
-        if usable.composite is not None and usable.rate < 1:  # if all are usable, the row shows the same composite
+        if usable.composite is not None and usable.rate < 1:  # else it equals the row's composite
             composite = f"{number(usable.composite)} if usable"
         yield _cell(usable.rate, count, f"{percent(usable.low)} to {percent(usable.high)}", composite)
     for scale in board.scales:

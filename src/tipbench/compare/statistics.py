@@ -244,7 +244,7 @@ def scenarios_needed(
     sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
-        """Return whether the detectable difference, standard errors × sd / √n, is at most |distance|."""
+        """Return whether the detectable difference, in standard errors of sd / √n, is at most |distance|."""
         return (_detectable_standard_errors(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)

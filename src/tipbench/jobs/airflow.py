@@ -266,7 +266,8 @@ class AirflowRunner:
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
         if run.has_ended and self._logs_complete(stored, run):
-            # `job` may be older than the cancel request, and without Airflow's response `cancel_sent_at` is not saved.
+            # Either may be missing: `job` may have been read before the cancel request, and `cancel_sent_at` is saved
+            # only after Airflow's response.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)

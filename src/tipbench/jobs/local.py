@@ -258,7 +258,7 @@ def _launch_command(path: Path, arguments: Sequence[str]) -> int:
     except BaseException as exc:  # noqa: BLE001 - the parent reports it
         os.write(write_fd, f"{type(exc).__name__}: {exc}\n".encode())
     finally:
-        os._exit(1)  # also if there was nothing to do: the launcher reads the pipe, never this code
+        os._exit(1)  # also if there was nothing to do: the launcher reads the pipe and ignores the exit code
 
 
 if __name__ == "__main__":

@@ -207,8 +207,8 @@ class Supervisor:
         doubted_since = self._clock_doubted_since
         plausible = doubted_since is None or time.monotonic() - doubted_since >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # In doubt, the old time is saved, so that the file exists. Without the file, the next sweep would use
-            # `last_activity`: as soon as another job starts, that is the doubtful time itself.
+            # In doubt, the old time is saved, so that the file exists. Without it, the next sweep would use
+            # `last_activity`, which comes from the doubted clock once another job has started.
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 

@@ -296,7 +296,7 @@ class SheetApplier:
                 pass  # already read, and nothing to write
             elif self._write_if_outdated(run_id):
                 written.append(run_id)
-                # Only to take as long as `_imitate_write`: its update of the sheet's run also reads that run.
+                # Only to take as long as `_imitate_write`, which updates the sheet's run and so reads it.
                 self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))

@@ -10,7 +10,7 @@ from typing import Any
 from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetSummary
 
-# A row's label ends with the sheet's verdict, which may be "beyond the limit" although no dot (bias) is beyond its own.
+# A row's label ends with the sheet's verdict, which can be "beyond the limit" although the bias (the dot) is not.
 _SUBTITLE = "one row per sheet, oldest first; the verdict also uses the error and contrast over all scales"
 
 

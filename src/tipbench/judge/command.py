@@ -284,7 +284,7 @@ def _find_objects(text: str) -> list[dict[str, Any]]:
     """
     found: list[tuple[int, dict[str, Any]]] = []  # start and object
     starts: deque[int] = deque(maxlen=_MAX_DEPTH)  # position of each open bracket
-    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether one of _KEYS follows it directly, not in a nested bracket
+    has_key: deque[bool] = deque(maxlen=_MAX_DEPTH)  # whether one of _KEYS occurs in it, outside nested brackets
     chars_left = _MAX_PARSED_FACTOR * len(text) + _MAX_PARSED_EXTRA
     for token in _TOKEN.finditer(text):
         word = token.group()  # a bracket or a string

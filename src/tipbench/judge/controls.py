@@ -196,7 +196,7 @@ class _ScenarioPool:
 
 
 class _Option(NamedTuple):
-    """The ways to choose a given number of controls that were shown least often."""
+    """All ways to choose a given number of controls from a pool, least often shown first, in two numbers."""
 
     showings: int  # sum of the controls' showings, the same for all of these ways
     log_ways: float  # logarithm of the number of ways, weighted by the probability of their donors
@@ -232,9 +232,10 @@ def _scenario_pools(
 def _draw_all_donors(pools: Sequence[_ScenarioPool], wanted: int, rng: random.Random) -> list[list[EligibleCell]]:
     """Draw each scenario's donors, with `wanted` tips in total.
 
-    If this total is not possible, the next larger possible one is used, or else the largest. The draw is random among
-    the sets of donors for which the controls to be chosen have the fewest showings in total. This is dynamic
-    programming over the scenarios: the first loop counts the ways to reach each total, and the second one draws.
+    If this total is not possible, the next larger possible one is used, or else the largest. A scenario needs as many
+    controls as its donors have tips, and uses those least often shown. The draw is random among the sets of donors for
+    which these controls have the fewest showings in total. This is dynamic programming over the scenarios: the first
+    loop counts the ways to reach each total, and the second one draws.
     """
     largest = max((len(donor.tips) for pool in pools for donor in pool.donors), default=1)
     bound = wanted + largest - 1  # with more tips, one donor could be left out and `wanted` still be reached

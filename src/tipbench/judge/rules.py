@@ -62,7 +62,7 @@ class Hooks:
 
     @property
     def n_kinds(self) -> int:
-        """How many of the kinds tasks, now and personal the tip refers to."""
+        """To how many of three kinds of hooks the tip refers: `tasks`, `now` and `personal`."""
         return bool(self.tasks) + bool(self.now) + bool(self.personal)
 
 

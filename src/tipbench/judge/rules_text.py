@@ -24,7 +24,7 @@ INSTRUCTION_VERBS = WORDS["step_verbs"] | WORDS["action_verbs"] | WORDS["vague_v
 HOUR_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 MAX_TIP_LENGTH = 4000  # characters; the rest of a tip is not parsed
-MIN_TASK_WEIGHT = 1.5  # a tip names a task from this total weight of its words on
+MIN_TASK_WEIGHT = 1.5  # a tip names a task if the task's words in it have at least this total weight
 _MAX_CARD_TEXT = 2000  # characters; the rest of each text of a card is not parsed
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
@@ -374,7 +374,7 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Here "five" to "seven" are only in the morning, so that a routine "at six" has passed at noon.
+    # Only "eight" and later can be in the evening here, so a routine "at six" has passed at noon.
     late_evenings = [time for time in evenings if time >= 20 * 60]
     latest = max([*times, *late_evenings, *(last for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

@@ -30,8 +30,8 @@ DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # absent on a sheet of tips
 FINAL, REVISIONS = "sheet_final", "sheet_revisions"
 TIPS, DUEL = "sheet", "duel"  # kinds of sheets
-# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a hidden item. They are never used.
-# With them MLflow gets the same requests as for a cell, so that the time of an apply does not reveal hidden items.
+# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a hidden item. Nothing reads
+# them. They make MLflow get the same requests as for a cell, so that the time of an apply does not reveal hidden items.
 HIDDEN = "hidden_"
 StoredT = TypeVar("StoredT")
 
@@ -120,8 +120,8 @@ class StoredSheet:
     status: SheetStatus = SheetStatus.EXPORTED
     scores: Mapping[str, ItemScore] = field(default_factory=dict)  # by item id
     replaced: tuple[ReplacedScore, ...] = ()
-    acceptance: str | None = None  # why the drift of the scores in `accepted_for` was accepted
-    accepted_for: str | None = None  # `scores_fingerprint` of these scores
+    acceptance: str | None = None  # the reason with which an admin accepted the drift
+    accepted_for: str | None = None  # `scores_fingerprint` of the scores whose drift was accepted
     drift: Mapping[str, Any] | None = None  # None until it is first measured
     final: bool = False  # whether the judge has finished the sheet, even if items are unscored
     revisions: int = 0  # changes of scores after the drift was first measured

@@ -32,7 +32,7 @@ class JudgeStatus:
     minutes_per_item: float | None  # from export to apply, so an upper bound
     unchecked: int = 0  # scored items on applied sheets without a drift verdict; their scores count
     duels: int = 0  # number of duel sheets
-    trends: Trends | None = None  # over the sheets with a drift verdict and the newest sheet's rubric
+    trends: Trends | None = None  # over the sheets that have a drift verdict and the same rubric as the newest sheet
 
     def to_json(self) -> dict[str, Any]:
         fields = {"drift" if name == "verdict" else name: value for name, value in asdict(self).items()}

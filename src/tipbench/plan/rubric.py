@@ -30,13 +30,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with agreed scores and the reason for them. The rubric's anchors are calibrated tips."""
+    """A tip with agreed scores. The rubric's anchors are calibrated tips."""
 
     scenario: str
     tip: str
-    rationale: str
+    rationale: str  # of the tip, as in an answer
     scores: Mapping[str, int]
-    why: str
+    why: str  # the reason for the scores
 
 
 class Control(CalibratedTip):

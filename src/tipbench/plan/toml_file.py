@@ -17,7 +17,7 @@ from tipbench.errors import SuiteError
 
 MAX_BYTES = 1_000_000
 MAX_LINE = 2000  # characters of a `Line`
-_MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes quadratic time for one value, so it stops at a longer one
+_MAX_VALUE_LINES = 1000  # `_lines_of_keys` takes time quadratic in the lines of a value, so it stops beyond this number
 
 Place = tuple[str | int, ...]  # a location in pydantic's format: ("personas", 0, "tasks", 2, "priority")
 

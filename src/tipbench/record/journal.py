@@ -130,7 +130,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
     other_keys = value.keys() - {"put", "kept", "v"}
-    if other_keys and not checksum:  # an intact checksum matches _CHECKSUM, so the other key is a damaged one
+    if other_keys and not checksum:  # the only other key is the checksum's, and it is damaged
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])

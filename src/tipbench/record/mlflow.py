@@ -158,7 +158,7 @@ class MlflowStore:
         # With a limit, a further page may not be needed, so none is requested ahead.
         raw_runs = self._all_items("runs/search", body, "runs", read_ahead=limit is None)
         parsed = (self._parse(raw, wire.parse_run) for raw in raw_runs)
-        # Filtered again: MLflow's filter cannot express every value, and excludes no status but RUNNING.
+        # Filtered again: MLflow's filter cannot express every value, and the only status it excludes is RUNNING.
         matching = (
             (run, text_tags)
             for run, text_tags in parsed
@@ -353,7 +353,7 @@ def find_mlflow(
 ) -> MlflowServer:
     """Return the server at `url`. Without `url`, return one that responds at a usual URL, else the local one.
 
-    If the local one is not running, it is started with `start`; otherwise LocalMlflowError is raised.
+    If the local one is not running, it is started if `start` is true; otherwise LocalMlflowError is raised.
     """
     local = LocalMlflow(home)
     local_identity = f"local:{home.resolve()}"

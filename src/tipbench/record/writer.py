@@ -117,7 +117,8 @@ class Writers:
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
         failed_before = entry.record_id in self._n_stored_at_first_failure
-        may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED  # a repeated refusal has the same id
+        # The run of a refused model has the same id each time.
+        may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
         except MlflowUnavailable as exc:

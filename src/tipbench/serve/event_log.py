@@ -6,11 +6,11 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 
 | kind | policy | reward | body |
 |---|---|---|---|
-| score | that chose the tip | | request (without user and event id), at, chosen, probabilities, scores, x, n, … |
-| reward, late, duplicate | that chose the tip | the reward | action, dwell_ms, score; a reward also x, … |
+| score | serving policy | | request (without user and event id), at, chosen, probabilities, scores, x, n, … |
+| reward, late, duplicate | serving policy | the reward | action, dwell_ms, score; a reward also x, … |
 | reset | | | erase |
-| import | that learned the state | | name, document |
-| signal | the shadow's | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| import | policy of the state | | name, document |
+| signal | shadow policy | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 
 In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry.
 """

@@ -139,8 +139,8 @@ class PolicyService:
     ) -> Result:
         """Pick one of the candidates and log the decision. A repeated request gets the first response.
 
-        A recommendation uses the active policy. A repeated request with another policy is a conflict, except between
-        two recommendations: another policy has become active since the first.
+        A repeated request that names another policy is a conflict. A repeated recommendation is not, because another
+        policy may have become active since the first.
         """
         serving_policy = known_policy(policy)
         user_key = self.keys.hash_user_id(request["user_id"])
@@ -185,7 +185,7 @@ class PolicyService:
             "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
             "features": policy.features.version,
-            "signal": "serve" if is_recommendation else None,
+            "signal": "serve" if is_recommendation else None,  # for users of the log: as in the signals of shadows
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
@@ -358,8 +358,8 @@ class PolicyService:
                 documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of all entries in these documents. Read before the lock is released: once a commit has failed,
-            # `pending` does not return it, and the documents would be saved although their entries are not in the log.
+            # The commit of the newest entries that the documents include. It is read before the lock is released: once
+            # a commit has failed, `pending` does not return it, and documents would be saved without their entries.
             committed = self.log.pending()
         try:
             if committed is not None:

@@ -30,7 +30,7 @@ STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
-# Enough for documents: their sums do not depend on priors, and their `prior` is the hash logged with the last reward.
+# Documents can be made without priors: their sums do not depend on them, and the hash of the prior is in the log.
 _NO_PRIORS: Mapping[str, Prior] = {}
 _logger = logging.getLogger(__name__)
 _ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # converts an OSError; takes (path, problem)

@@ -187,7 +187,7 @@ class World:
         return np.random.default_rng((self.seed, _DRAW_STREAM, number)).random(len(self))
 
     def flat_index(self, rows: Ints) -> Ints:
-        """Return the index of each (row, user) in a flattened array of rows × users; `rows` has the users last."""
+        """Return indices into a flattened array of rows × users, for row numbers whose last axis is the user."""
         return np.asarray(rows * len(self) + self._user_index)
 
     def _per_user(self, key: str) -> Floats:
@@ -197,7 +197,7 @@ class World:
         return self._parameters[key]
 
     def _make_profile(self, offset: Floats, normal: Floats) -> Floats:
-        """Return the persona's profile of each user, with random deviations of assumed size."""
+        """Return each user's profile: that of the persona plus random deviations, whose size is an assumption."""
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         dwell_normal, hour_normal, volume_normal = normal
@@ -344,7 +344,7 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
-    # NaN, a missing dwell, sorts after all limits. The last limit, infinity, is left out, so NaN gets its index.
+    # NaN, a missing dwell, sorts after all limits. Without the last limit, infinity, it gets the last reward's index.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 

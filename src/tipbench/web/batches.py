@@ -243,9 +243,9 @@ class BatchService:
         return BatchAnswer(batch=self._shape(self._store.reopen(sheet), who))
 
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
-        """Accept the drift of a held batch, or of scores from a file that were held after the batch was applied.
+        """Accept the drift of a held batch and save the reason. Raises Conflict if nothing is held.
 
-        The reason is saved. Raises Conflict if nothing is held.
+        The batch may also be applied, if scores from a file were applied to its sheet later and are held.
         """
         with convert_option_errors("body"):
             why = parse_drift_reason(reason, key="reason")
@@ -274,10 +274,10 @@ class BatchService:
             batch = self._store.reopen(sheet, note=why)
         return BatchAnswer(batch=self._shape(batch, admin))
 
-    def status_before_close(self, sheet: str) -> Status | None:
-        """Return the status in MLflow of an open batch that was never closed in the panel, else None.
+    def status_in_mlflow(self, sheet: str) -> Status | None:
+        """Return the status that MLflow has for an open batch, or None if it was closed in the panel before.
 
-        Its sheet has a status there if it was applied from a file, or if a close was interrupted.
+        MLflow has a status if the sheet was applied from a file, or if a close was interrupted.
         """
         batch = self._store.get(sheet)
         if batch is None or batch.status is not Status.OPEN or batch.outcome is not None:
@@ -368,7 +368,7 @@ class BatchService:
             return batch
         versions = self._store.items(batch.sheet).values()
         has_judgements = any(saved.judgement.state is not State.EMPTY for saved in versions)
-        if has_judgements or self.status_before_close(batch.sheet) is None:
+        if has_judgements or self.status_in_mlflow(batch.sheet) is None:
             return batch
         try:
             with self._locked_mlflow() as store:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-LIFE_S = 900.0  # lifetime of values with a version; limited, because a writer may die before it sets a new version
+# Lifetime of values with a version. It is limited, because a process may change the data and die before it sets the
+# new version.
+LIFE_S = 900.0
 UNVERSIONED_S = 5.0  # lifetime of values without a version
 
 _T = TypeVar("_T")

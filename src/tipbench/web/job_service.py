@@ -196,7 +196,7 @@ class JobService:
             return LogTail(f"{exc}\n", size=0, cut=False)
 
 
-# Options that Airflow sets unless the request does: the DAG skip_refused, the worker ollama_url.
+# Options that Airflow sets unless the request does: the DAG sets skip_refused, and the worker sets ollama_url.
 _SET_BY_AIRFLOW = {"skip_refused", "ollama_url"}
 _MAX_OPTION = 16_000  # characters; the command line is limited
 _SHARED_OPTIONS = (*MODEL_OPTIONS, "mlflow_url", "suite", "wait")  # of a judge run and a collect

@@ -452,7 +452,7 @@ class WebhookWatcher:
         self.problem: str | None = None  # first error of the last check
 
     def check_if_due(self) -> None:
-        """Check `every_s` after the last check, and as soon as a collect job has stopped running."""
+        """Call `check` if the last one was `every_s` seconds ago, or if a collect job has just stopped running."""
         running = self._jobs.in_states({JobState.RUNNING})
         collecting = {job.experiment for job in running if job.kind is JobKind.COLLECT}
         just_collected = self._collecting - collecting

@@ -203,8 +203,8 @@ def apply_promotion(home: Path, candidate: str, *, priors: Sequence[Prior] = (),
         check = switches.passed_check(candidate, active, current_versions, max_age_s=MAX_CHECK_AGE_S)
         if check is None:
             raise UsageError(
-                f"{candidate} has no passed check against {active}, the active policy, of the present versions and the "
-                f"last 7 days. Run `tipbench promote check --candidate {candidate}` first."
+                f"{candidate} has not passed a check against {active}, the active policy, with the present versions "
+                f"within the last 7 days. Run `tipbench promote check --candidate {candidate}` first."
             )
         return switches.apply(candidate, user=user, check=check)
 

@@ -14,9 +14,9 @@ from support.scripted.faults import Fault
 from support.scripted.log import Request
 from support.scripted.wire import STREAM_END, STREAM_HEAD, Connection, chunk
 
-_CUTS = ("error_line", "no_done", "reset_after", "hang_after", "garbage")
-_TEAR = 7  # bytes held back by a torn write
-_CHUNKS = 24  # objects of a streamed answer
+_CUT_KINDS = ("error_line", "no_done", "reset_after", "hang_after", "garbage")
+_TORN_BYTES = 7  # bytes held back by a torn write
+_PIECES = 24  # objects of a streamed answer
 _WRITES = 3  # spread over the time of the call
 
 
@@ -43,9 +43,9 @@ class Answer:
     thinks: bool
     faults: Mapping[str, Fault]
     done_reason: str = "stop"
-    chunks: int = _CHUNKS
+    chunks: int = _PIECES
 
-    def altered(self) -> Answer:
+    def with_faults(self) -> Answer:
         """Return the answer with the faults that change its text or time."""
         text, call_s, reason, chunks = self.text, self.call_s, self.done_reason, self.chunks
         if huge := self.faults.get("huge"):
@@ -56,7 +56,7 @@ class Answer:
             call_s = slow.value or 0.0
         return replace(self, text=text, call_s=call_s, done_reason=reason, chunks=chunks)
 
-    def last(self) -> dict[str, object]:
+    def last_fields(self) -> dict[str, object]:
         """The fields of the object with `done`."""
         fields: dict[str, object] = {"done_reason": self.done_reason, "done": True}
         if "no_counters" in self.faults:
@@ -73,8 +73,8 @@ class Answer:
         return fields | {name: value for name, value in counters.items() if value}
 
 
-class _Lines:
-    """Formats the lines of one stream; all have the time at which it began."""
+class _StreamFormatter:
+    """Formats the objects of one stream; all have the time at which it began."""
 
     def __init__(self, model: str) -> None:
         self._head = f'{{"model":{json.dumps(model)},"created_at":"{now()}","message":{{"role":"assistant","content":'
@@ -90,7 +90,7 @@ class _Lines:
 
 
 class _Writer:
-    """Writes to the client; if torn, the last bytes of every write are sent with the next one."""
+    """Writes to the client; with `torn` the last bytes of every write are sent with the next one."""
 
     def __init__(self, connection: Connection, *, torn: bool) -> None:
         self._connection = connection
@@ -99,8 +99,8 @@ class _Writer:
 
     async def write(self, data: bytes) -> None:
         data = self._held + data
-        self._held = data[-_TEAR:] if self._torn else b""
-        self._connection.write(data[:-_TEAR] if self._torn else data)
+        self._held = data[-_TORN_BYTES:] if self._torn else b""
+        self._connection.write(data[:-_TORN_BYTES] if self._torn else data)
         await self._connection.drain()
         if self._torn:
             await asyncio.sleep(0.001)
@@ -111,7 +111,7 @@ class _Writer:
 
 async def send_whole(answer: Answer, entry: Request, connection: Connection) -> None:
     """Send the answer as one JSON object, for `stream: false`."""
-    answer, faults = answer.altered(), answer.faults
+    answer, faults = answer.with_faults(), answer.faults
     await asyncio.sleep(answer.call_s)
     if "hang_after" in faults:
         await asyncio.Event().wait()
@@ -124,41 +124,43 @@ async def send_whole(answer: Answer, entry: Request, connection: Connection) -> 
         connection.answer(500, {"error": "an error was encountered while running the model"})
         return
     incomplete = "no_done" in faults or "done_false" in faults
-    fields: dict[str, object] = {"done": False} if incomplete else answer.last()
+    fields: dict[str, object] = {"done": False} if incomplete else answer.last_fields()
     message = {"role": "assistant", "content": answer.text}
     connection.answer(200, {"model": answer.model, "created_at": now(), "message": message} | fields)
 
 
 async def stream(answer: Answer, entry: Request, connection: Connection) -> None:
     """Send the answer as a stream of objects."""
-    answer, faults = answer.altered(), answer.faults
-    lines, writer = _Lines(answer.model), _Writer(connection, torn="torn" in faults)
+    answer, faults = answer.with_faults(), answer.faults
+    formatter, writer = _StreamFormatter(answer.model), _Writer(connection, torn="torn" in faults)
     if "done_false" in faults:
         await asyncio.sleep(answer.call_s)
-        writer.finish(STREAM_HEAD + lines.piece(answer.text) + STREAM_END)
+        writer.finish(STREAM_HEAD + formatter.piece(answer.text) + STREAM_END)
         return
-    pieces = [lines.piece(text) for text in split(answer.text, answer.chunks)]
-    cut = next((faults[kind] for kind in _CUTS if kind in faults), None)
+    pieces = [formatter.piece(text) for text in split(answer.text, answer.chunks)]
+    cut = next((faults[kind] for kind in _CUT_KINDS if kind in faults), None)
     rest: list[bytes] = []
     if cut is not None:
         at = len(pieces) // 2 if cut.value is None else int(cut.value)
         pieces, rest = pieces[:at], pieces[at:]
     if answer.thinks or "thinking" in faults:
-        pieces[:0] = [lines.piece("", thought) for thought in ("Let me think", " about 🌿 this.")]
+        pieces[:0] = [formatter.piece("", thought) for thought in ("Let me think", " about 🌿 this.")]
     ended = cut is None and "endless" not in faults
-    await _paced(answer, pieces, writer, end_with=lines if ended else None)
+    await _write_slowly(answer, pieces, writer, end_with=formatter if ended else None)
     if "endless" in faults:
-        await _endless(pieces or [lines.piece("on and on ")], writer)
+        await _write_endlessly(pieces or [formatter.piece("on and on ")], writer)
     if cut is not None:
-        await _cut_off(cut.kind, rest, _end(lines, answer), writer, entry, connection)
+        await _cut_off(cut.kind, rest, _end_of_stream(formatter, answer), writer, entry, connection)
 
 
-def _end(lines: _Lines, answer: Answer) -> bytes:
+def _end_of_stream(formatter: _StreamFormatter, answer: Answer) -> bytes:
     """The object with `done`, and the end of the body."""
-    return lines.end("", answer.last()) + STREAM_END
+    return formatter.end("", answer.last_fields()) + STREAM_END
 
 
-async def _paced(answer: Answer, pieces: list[bytes], writer: _Writer, *, end_with: _Lines | None) -> None:
+async def _write_slowly(
+    answer: Answer, pieces: list[bytes], writer: _Writer, *, end_with: _StreamFormatter | None
+) -> None:
     """Write the pieces in a few groups, evenly over the time of the call; the end goes with the last group."""
     loop = asyncio.get_running_loop()
     began, n = loop.time(), _WRITES if answer.call_s > 0 else 1
@@ -170,13 +172,13 @@ async def _paced(answer: Answer, pieces: list[bytes], writer: _Writer, *, end_wi
         if wait > 0:
             await asyncio.sleep(wait)
         if i == n - 1 and end_with is not None:
-            writer.finish(data + _end(end_with, answer))
+            writer.finish(data + _end_of_stream(end_with, answer))
         else:
             await writer.write(data)
         data = b""
 
 
-async def _endless(pieces: list[bytes], writer: _Writer) -> None:
+async def _write_endlessly(pieces: list[bytes], writer: _Writer) -> None:
     while True:
         for piece in pieces:
             await writer.write(piece)

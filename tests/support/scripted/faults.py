@@ -70,7 +70,7 @@ class Script:
         """Remove all faults, or those of one kind."""
         self._active = [(fault, left) for fault, left in self._active if kind is not None and fault.kind != kind]
 
-    def holds(self, fault: Fault) -> bool:
+    def is_active(self, fault: Fault) -> bool:
         """Return whether this very fault is still active."""
         return any(own is fault for own, _ in self._active)
 

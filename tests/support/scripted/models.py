@@ -56,7 +56,7 @@ class ModelSpec:
             "quantization_level": "Q4_1" if local else "",
         }
 
-    def listed(self) -> dict[str, object]:
+    def tags_entry(self) -> dict[str, object]:
         """Its entry in /api/tags."""
         entry: dict[str, object] = {"name": self.full, "model": self.full, "modified_at": MODIFIED_AT}
         if self.remote_model:
@@ -64,7 +64,7 @@ class ModelSpec:
         size = 384 if self.remote_model else self.size_bytes
         return entry | {"size": size, "digest": self.manifest, "details": self.details()}
 
-    def shown(self) -> dict[str, object]:
+    def show_response(self) -> dict[str, object]:
         """The response of /api/show."""
         info: dict[str, object] = {"general.architecture": "llama", "general.file_type": 3}
         if self.params is not None:

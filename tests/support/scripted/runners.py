@@ -34,7 +34,7 @@ class Runner:
 
     spec: ModelSpec
     num_ctx: int
-    stay_s: float
+    keep_alive_s: float
     users: int = 0
     loading: bool = True
     evicting: bool = False  # no new users: it is unloaded as soon as it is idle
@@ -44,10 +44,10 @@ class Runner:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def listed(self) -> dict[str, object]:
+    def ps_entry(self) -> dict[str, object]:
         """Its entry in /api/ps."""
         now = time.time()
-        at = self.expires_at if self.stopping or not self.users else now + self.stay_s
+        at = self.expires_at if self.stopping or not self.users else now + self.keep_alive_s
         expires = datetime.fromtimestamp(min(at, now + _FOREVER_S), UTC)
         return {
             "name": self.spec.full,
@@ -69,11 +69,11 @@ class Memory:
         self._script = script
         self._log = log
         self._runners: dict[str, Runner] = {}
-        self._stops: set[asyncio.Task[None]] = set()
+        self._unload_tasks: set[asyncio.Task[None]] = set()
 
-    def listed(self) -> list[dict[str, object]]:
-        """The entries of /api/ps, the longest stay first."""
-        entries = (runner.listed() for runner in self._runners.values())
+    def ps_entries(self) -> list[dict[str, object]]:
+        """The entries of /api/ps, the one that stays longest first."""
+        entries = (runner.ps_entry() for runner in self._runners.values())
         return sorted(entries, key=lambda entry: str(entry["expires_at"]), reverse=True)
 
     async def acquire(self, spec: ModelSpec, num_ctx: int, keep_alive: float | None) -> Runner:
@@ -92,27 +92,27 @@ class Memory:
                     self._stop(runner)
             else:
                 runner.users += 1
-                runner.stay_s = runner.stay_s if keep_alive is None else keep_alive
+                runner.keep_alive_s = runner.keep_alive_s if keep_alive is None else keep_alive
                 return runner
 
     def release(self, runner: Runner) -> None:
-        """End a request: the stay begins, or the unload."""
+        """End a request: keep_alive begins, or the unload."""
         runner.users -= 1
         if runner.users > 0 or runner.stopping or self._runners.get(runner.spec.blob_sha) is not runner:
             return
-        if runner.stay_s <= 0 or runner.evicting:
+        if runner.keep_alive_s <= 0 or runner.evicting:
             self._stop(runner)
             return
-        runner.expires_at = time.time() + runner.stay_s
-        if runner.stay_s < math.inf:
-            self._arm(runner, runner.stay_s)
+        runner.expires_at = time.time() + runner.keep_alive_s
+        if runner.keep_alive_s < math.inf:
+            self._set_timer(runner, runner.keep_alive_s)
 
     def expire(self, spec: ModelSpec) -> None:
         """Unload a model at once, or as soon as it is idle."""
         runner = self._runners.get(spec.blob_sha)
         if runner is None or runner.stopping:
             return
-        runner.stay_s = 0.0
+        runner.keep_alive_s = 0.0
         runner.expires_at = time.time()
         if runner.users <= 0 and not runner.loading:
             self._stop(runner)
@@ -124,7 +124,7 @@ class Memory:
 
     def close(self) -> None:
         """Cancel every pending unload and timer."""
-        for task in self._stops:
+        for task in self._unload_tasks:
             task.cancel()
         for runner in self._runners.values():
             if runner.timer is not None:
@@ -135,7 +135,7 @@ class Memory:
         runner = Runner(spec, num_ctx, _DEFAULT_KEEP_ALIVE_S if keep_alive is None else keep_alive, users=1)
         self._runners[spec.blob_sha] = runner
         self._log.loads[name] += 1
-        self._log_resident()
+        self._log_resident_models()
         faults = self._script.take(("load_error",), "/api/chat", name, self._log.loads[name], self._log.loads.total())
         loaded = False
         try:
@@ -150,8 +150,8 @@ class Memory:
             raise LoadError("llama runner process has terminated: exit status 2")
         return runner
 
-    def _arm(self, runner: Runner, after_s: float) -> None:
-        # A timer that fires too early is set again, so only a shorter stay needs a new one: cheaper than one per call.
+    def _set_timer(self, runner: Runner, after_s: float) -> None:
+        # A timer that fires too early is set again. So only a shorter keep_alive needs a new one, and not every call.
         loop = asyncio.get_running_loop()
         if runner.timer is not None:
             if runner.timer.when() <= loop.time() + after_s:
@@ -166,7 +166,7 @@ class Memory:
             return
         if left > 0.0005:
             if left < math.inf:
-                self._arm(runner, left)
+                self._set_timer(runner, left)
             return
         self._stop(runner)
 
@@ -174,14 +174,14 @@ class Memory:
         runner.stopping = True
         runner.expires_at = min(runner.expires_at, time.time())
         task = asyncio.get_running_loop().create_task(self._unload(runner))
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
+        self._unload_tasks.add(task)
+        task.add_done_callback(self._unload_tasks.discard)
 
     async def _unload(self, runner: Runner) -> None:
         name = runner.spec.full
         nth, nth_all = self._log.unloads[name] + 1, self._log.unloads.total() + 1
         stuck = self._script.take(("stuck",), "/api/chat", name, nth, nth_all).get("stuck")
-        while stuck is not None and self._script.holds(stuck):
+        while stuck is not None and self._script.is_active(stuck):
             await asyncio.sleep(0.02)
         await asyncio.sleep(self.settings.unload_s)
         self._remove(runner)
@@ -192,9 +192,9 @@ class Memory:
         if self._runners.get(runner.spec.blob_sha) is runner:
             del self._runners[runner.spec.blob_sha]
             self._log.unloads[runner.spec.full] += 1
-            self._log_resident()
+            self._log_resident_models()
         runner.stopping = True
         runner.gone.set()
 
-    def _log_resident(self) -> None:
+    def _log_resident_models(self) -> None:
         self._log.set_resident([runner.spec.full for runner in self._runners.values()])

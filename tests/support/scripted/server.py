@@ -53,8 +53,8 @@ class Server:
         self._gets: dict[str, Callable[[], object]] = {
             "/": lambda: "Ollama is running",
             "/api/version": lambda: {"version": "0.11.4"},
-            "/api/tags": lambda: {"models": [spec.listed() for spec in self.library.all()]},
-            "/api/ps": lambda: {"models": self.memory.listed()},
+            "/api/tags": lambda: {"models": [spec.tags_entry() for spec in self.library.all()]},
+            "/api/ps": lambda: {"models": self.memory.ps_entries()},
             "/_log": self.log.as_json,
         }
         self._posts: dict[str, Callable[[Body, Request, Connection], Awaitable[None]]] = {
@@ -67,8 +67,8 @@ class Server:
     def apply(self, **changes: object) -> None:
         """Change settings at run time, including those of MemorySettings."""
         memory = {name: changes.pop(name) for name in list(changes) if hasattr(self.settings.memory, name)}
-        kept = replace(self.settings.memory, **memory)  # type: ignore[arg-type]
-        self.settings = replace(self.settings, memory=kept, **changes)  # type: ignore[arg-type]
+        memory_settings = replace(self.settings.memory, **memory)  # type: ignore[arg-type]
+        self.settings = replace(self.settings, memory=memory_settings, **changes)  # type: ignore[arg-type]
         self.memory.settings = self.settings.memory
 
     async def handle(self, http: HttpRequest, connection: Connection) -> None:
@@ -127,7 +127,7 @@ class Server:
     async def _fail_early(self, entry: Request, connection: Connection) -> bool:
         """Apply the faults that precede a response; returns whether there is none to send."""
         faults = self.script.take(EARLY, entry.path, entry.model, entry.nth, self._nth_path[entry.path])
-        while "hold" in faults and self.script.holds(faults["hold"]):
+        while "hold" in faults and self.script.is_active(faults["hold"]):
             await asyncio.sleep(0.01)
         if "reset" in faults:
             entry.outcome = "reset"
@@ -159,7 +159,7 @@ class Server:
     async def _show(self, body: Body, entry: Request, connection: Connection) -> None:
         if not entry.model:
             raise RefusedError(400, "model is required")
-        connection.answer(200, self._find(body, "model '{}' not found").shown())
+        connection.answer(200, self._find(body, "model '{}' not found").show_response())
 
     async def _generate(self, body: Body, entry: Request, connection: Connection) -> None:
         keep_alive = self._keep_alive(body)

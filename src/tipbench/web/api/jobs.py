@@ -294,8 +294,8 @@ def events(
     """Stream the job's events as server-sent events.
 
     The first event is `snapshot`, with the fields of GET /api/bench/jobs/{job_id}. The events of the job follow, each
-    under its own name, and after every few of them the progress so far, as `progress`. A `job` event is sent when the
-    job or its position in the queue (`place`) changes. The last event is `end`.
+    under its own name. After one or more of them, a `progress` event has the progress so far. A `job` event is sent
+    when the job or its position in the queue (`place`) changes. The last event is `end`.
 
     To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
     progress up to that event, and all later events are sent. Otherwise it contains all progress so far.

@@ -82,8 +82,8 @@ async def read_sheet_request(request: Request, judge: Judge, panel: PanelState) 
 async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[dict[str, Any]]:
     """Parse the filled sheet (JSON or CSV). The dependency on `Judge` authenticates the client before the body is read.
 
-    Waits if too many sheets are in memory, and raises Busy if the wait is too long. With the scope "function", the
-    sheet is freed before FIX_RESPONSE_TIME delays the response.
+    Waits if too many sheets are in memory, and raises Busy if the wait is too long. `apply` uses it with the scope
+    "function", so that the sheet is freed before FIX_RESPONSE_TIME delays the response.
     """
     if content_type(request) not in (JSON_TYPE, CSV_TYPE):
         raise Invalid(
@@ -147,7 +147,7 @@ def apply(
     """Validate the sheet, measure the judge's drift and apply the scores.
 
     A single error rejects the whole sheet (422). `drift` is null until the last item is scored or the sheet is final.
-    For a later revision, and for a sheet finished with few items, `drift` has the verdict without numbers, which would
+    For a later revision, and for a sheet finished with few items, `drift` has only the verdict: its numbers would
     reveal the controls.
 
     Returns 409 if the judge has opened duels in this experiment. For a judge's token, the response takes at least 2

@@ -490,9 +490,9 @@ class PairShape(PairName):
         description="The baseline if there is one, otherwise the leader; for the leader itself, the next row."
     )
     difference: DifferenceShape | None = Field(description="Pair − other row, over the scenarios that both have.")
-    wins: int = Field(description="Scenarios with a positive difference, rounded to two decimals.")
-    losses: int = Field(description="Scenarios with a negative difference, rounded to two decimals.")
-    even: int = Field(description="Scenarios with a difference of 0.00, rounded to two decimals.")
+    wins: int = Field(description="Scenarios whose difference, rounded to two decimals, is positive.")
+    losses: int = Field(description="Scenarios whose difference, rounded to two decimals, is negative.")
+    even: int = Field(description="Scenarios whose difference, rounded to two decimals, is 0.00.")
     scenarios: list[MeetingShape]
 
 

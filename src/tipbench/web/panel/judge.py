@@ -120,7 +120,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
 
 
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the drift is only a verdict, and one for each exceeded limit over all scales."""
+    """Yield a sentence if the drift is only a verdict, and one for each exceeded limit that covers all scales."""
     if drift.keys() == {"verdict"}:
         yield "A sheet finished again, or with few items filled, is shown without numbers."
     yield from limit_sentences(drift)
@@ -151,7 +151,7 @@ def batch_page(request: Request, sheet: SheetPath, judge: Judge) -> HTMLResponse
     }
     if batch.status != "open":
         return page(request, "judge_outcome.html", view=batch_result(batch), **context)
-    recorded = batches.status_before_close(sheet)
+    recorded = batches.status_in_mlflow(sheet)
     return page(request, "judge_batch.html", recorded=recorded, **context)
 
 

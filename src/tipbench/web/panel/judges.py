@@ -385,12 +385,14 @@ def send_back(form: SentJudgesForm) -> Response:
 def run_judge(form: SentJudgesForm) -> Response:
     """Start an automatic judge as a job."""
     judge = form.fields.get("with", str(JudgeKind.RULES))
-    key = form.fields.get("again") or None  # idempotency key: sending the form again starts no second job
+    idempotency_key = form.fields.get("key") or None  # sending the form again starts no second job
     if judge == JudgeKind.MODEL:
         judge = str(JudgeChoice(JudgeKind.MODEL, form.fields.get("model", "").strip()))
     try:
         options = validate_part(JudgeRunRequest, {"with": judge}, "body")
-        started = start_judge(form.panel, form.experiment, options, started_by=form.admin.name, idempotency_key=key)
+        started = start_judge(
+            form.panel, form.experiment, options, started_by=form.admin.name, idempotency_key=idempotency_key
+        )
     except (WebError, TipbenchError) as exc:
         return form.failed("run", exc)
     return RedirectResponse(f"/jobs/{quote_path(started.job.id)}", 303)

@@ -203,7 +203,8 @@ def leaderboard_page(
     if (tidy := tidy_url(request, experiment_path(experiment))) is not None:  # without empty form fields
         return RedirectResponse(tidy, 303)
     mlflow_experiment = get_experiment(store, experiment)
-    # The form sends the checked values as `keep`; the URL of the board has the unchecked ones as `exclude`.
+    # The form with `choosing` sends the checked models and prompts as `keep`. The URL of the board has the unchecked
+    # ones as `exclude`.
     if "choosing" in request.query_params:
         checked = set(request.query_params.getlist("keep"))
         groups = _excludable(facets(panel.queries, store, mlflow_experiment))
@@ -323,7 +324,7 @@ def load_board(queries: Queries, store: RunStore, experiment: Experiment, query:
     except UsageError as exc:
         if query.baseline is None:
             return BoardResult(query, None, str(exc))
-        # Without the baseline, there is a board unless the query has another problem.
+        # If the baseline is the only problem, there is a board without it.
         result = load_board(queries, store, experiment, replace(query, baseline=None))
         if result.board is None:
             return result

@@ -176,7 +176,7 @@ class OfferedModels:
 async def offered_models(panel: Panel, values: Values, wait_s: float) -> OfferedModels:
     """Return the models of all engines.
 
-    Ollama's are missing if it takes longer than `wait_s`, or if the values are invalid or not allowed.
+    Ollama's are missing if Ollama takes longer than `wait_s`, or if the values are invalid or not allowed.
     """
     options = {key: values[key] for key in ("ollama_url", "max_model_b", "allow_unknown_size") if values.get(key)}
     try:
@@ -475,11 +475,11 @@ def _submit(panel: Panel, schema: Schema, form: StartForm, started_by: str) -> S
         return plan_result(panel, config)
     if problem := start_problem(panel, config, form.target):
         return problem
-    # A form sends every field. Only the values that differ from the defaults count as chosen.
+    # A form sends every field. Only the values that differ from the defaults count as set by the user.
     defaults = panel.permissions.config({}).model_dump()
-    chosen_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
+    explicit_keys = frozenset(key for key, value in config.model_dump().items() if value != defaults[key])
     try:
-        target = replace(form.target, explicit_keys=chosen_keys)
+        target = replace(form.target, explicit_keys=explicit_keys)
         return start_collect(panel, config, started_by=started_by, idempotency_key=form.idempotency_key, target=target)
     except Invalid as exc:  # conflicting runner options
         return FormResult(errors={WHOLE_FORM: str(exc)}, status=422)

@@ -3,16 +3,15 @@
 
 const table = document.querySelector(".matrix table");
 
-/** Returns the score `down` rows and `right` columns away, or undefined. */
+/** Returns the score in the next row (`down` is 1 or -1), or the next score in the same row (`right` is 1 or -1). */
 function neighbour(link, down, right) {
   const cell = link.closest("td, th");
+  const row = cell.parentElement;
   const rows = [...table.tBodies[0].rows];
-  const row = rows[rows.indexOf(cell.parentElement) + down];
-  for (let at = cell.cellIndex + right; row && at >= 0 && at < row.cells.length; at += right || 1) {
-    const found = row.cells[at].querySelector("a");
-    if (found || !right) return found ?? undefined;
-  }
-  return undefined;
+  if (down) return rows[rows.indexOf(row) + down]?.cells[cell.cellIndex].querySelector("a");
+  const cells = [...row.cells];
+  const others = right > 0 ? cells.slice(cell.cellIndex + 1) : cells.slice(0, cell.cellIndex).reverse();
+  return others.map((each) => each.querySelector("a")).find((found) => found);
 }
 
 if (table) {

@@ -60,9 +60,9 @@ function showWaitField() {
   const box = form.elements.wait_for_judge;
   if (!runner || !box) return;
   const show = () => {
-    const there = runner.value === "airflow";
-    box.closest(".field").hidden = !there;
-    box.disabled = !there;
+    const inAirflow = runner.value === "airflow";
+    box.closest(".field").hidden = !inAirflow;
+    box.disabled = !inAirflow;
   };
   runner.addEventListener("change", show);
   show();

@@ -59,8 +59,8 @@ function firstItem(editor) {
   return Math.max(0, editor.items.findIndex((item) => !isDone(item.content.state)));
 }
 
-/** Creates the views and updates them after each change; returns the one of the answer, the elements by `data-part`, and
- *  a function that moves the focus to the current scale or button. */
+/** Creates the views and updates them after each change. Returns the answer's view, the elements by `data-part`, and a
+ *  function that moves the focus to the current scale or button. */
 function createViews(editor, outbox) {
   const parts = Object.fromEntries([...root.querySelectorAll("[data-part]")].map((each) => [each.dataset.part, each]));
   const queue = new QueueView(parts.queue, editor, outbox);
@@ -85,7 +85,7 @@ function createViews(editor, outbox) {
   editor.addEventListener("change", () => {
     const spot = JSON.stringify(editor.spot);
     refresh();
-    if (spot !== focused) focus(); // unchanged position: the server's response keeps the focus
+    if (spot !== focused) focus(); // a response of the server changes no position and must not move the focus
     focused = spot;
   });
   editor.addEventListener("item", () => {

@@ -29,7 +29,8 @@ export class Outbox extends EventTarget {
     this.#send = send;
   }
 
-  /** Takes over entries of this tab before a reload and of closed tabs: item → {version, content, seconds, sent}. */
+  /** Takes over the entries that this tab stored before a reload, and those of closed tabs:
+   *  item → {version, content, seconds, sent}. */
   take(alive) {
     const found = [];
     for (const name of storedNames(`${PREFIX}${this.#sheet}.`)) {
@@ -37,7 +38,7 @@ export class Outbox extends EventTarget {
       const entry = parsed(localStorage.getItem(name));
       if (entry && (tab === this.#tab || !alive.has(tab))) found.push({ name, item, tab, entry });
     }
-    found.sort((one, other) => other.entry.at - one.entry.at); // the later one first; the other stays stored
+    found.sort((one, other) => other.entry.at - one.entry.at); // newest first: the older entry of an item stays stored
     for (const { name, item, tab, entry } of found) {
       if (this.#entries.has(item)) continue;
       this.#entries.set(item, { ...entry, due: 0, stuck: null });

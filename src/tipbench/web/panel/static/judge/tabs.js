@@ -21,7 +21,8 @@ export class Tabs {
     });
   }
 
-  /** Returns the names of the other tabs. If this tab is a duplicate, another one has its name; it then takes a new one. */
+  /** Returns the names of the other tabs. If one of them has this tab's name,
+   *  as after duplicating a tab, this tab takes a new name. */
   async others() {
     this.#channel?.postMessage({ query: true });
     await new Promise((resolve) => setTimeout(resolve, this.#channel ? REPLY_WAIT_MS : 0));

@@ -3,7 +3,7 @@ import { el } from "./elements.js";
 
 const STATES = {
   empty: ["", "not begun"], draft: ["◐", "draft"], submitted: ["✓", "done"], skipped: ["↷", "skipped"],
-  conflict: ["!", "changed elsewhere"], refused: ["!", "not taken"],
+  conflict: ["!", "changed elsewhere"], refused: ["!", "rejected"],
 };
 
 export class QueueView {

@@ -2,7 +2,7 @@
 
     TipbenchError                 exit 1: the operation failed
     ├── UsageError                exit 2: invalid command, options or files
-    │   ├── InvalidOption         invalid value of an option; has its key
+    │   ├── InvalidOption         invalid value of an option; `key` names it
     │   ├── SuiteError            invalid suite file; has file, line and reason
     │   ├── ModelRefused          too large, unknown size, not local, missing, or no text completion
     │   ├── JobNotFound           unknown job id
@@ -51,7 +51,7 @@ class UsageError(TipbenchError):
 
 
 class InvalidOption(UsageError):
-    """An option has an invalid value. The command line shows its flag, and the web API the path of its key."""
+    """An option has an invalid value. The command line shows its flag, the web API its place, such as `body.n_tips`."""
 
     def __init__(self, key: str, problem: str) -> None:
         self.key = key
@@ -152,7 +152,7 @@ class SheetRefused(TipbenchError):
 class SheetsClosed(TipbenchError):
     """A judge who has opened a duel may not use sheets, and one with an open sheet may not open a duel.
 
-    Duels have no controls, so in a sheet, the tips that a judge has not seen in duels are more likely to be controls.
+    Otherwise a judge could guess the controls of a sheet: a tip that is also in a duel is not a control.
     """
 
 

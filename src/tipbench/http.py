@@ -111,7 +111,7 @@ def tls_for(url: str) -> ssl.SSLContext:
         return httpx.create_ssl_context()
     except OSError as exc:
         raise UsageError(
-            f"The certificates that {_origin(url)} is checked against cannot be read: {exc}. "
+            f"The certificates for verifying {_origin(url)} cannot be read: {exc}. "
             "Correct SSL_CERT_FILE and SSL_CERT_DIR, or unset them."
         ) from exc
 

@@ -143,7 +143,7 @@ def _collect_option(key: str) -> inspect.Parameter:
 def default_text(key: str) -> str:
     """Return the '[default: …]' of an option's help, such as ' [default: OLLAMA_HOST, else http://…]'; may be empty."""
     setting = next(setting for setting in SETTINGS if setting.key == key)
-    _tipbench_variable, *sources = setting.variables  # left out, because every option has one
+    _tipbench_variable, *sources = setting.variables  # every option has a TIPBENCH_ variable, so it is not listed
     if setting.default:
         sources.append(setting.default)
     return f" [default: {', else '.join(sources)}]" if sources else ""

@@ -40,10 +40,11 @@ def export(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOptio
 
 @app.command("import")
 def import_(folder: FolderOption, state: StateOption = "sqlite", json_: JsonOption = False) -> None:
-    """Replace the state of the users in an export.
+    """Load exported state. It replaces the present state of its users.
 
     The server must be stopped. All files are checked before anything is changed. The import is written to the
-    event log, so a rebuild keeps it. User ids are hashed with `serve.secret`: use the same file as at the export.
+    event log, so a rebuild keeps it. User ids are hashed with the key in `serve.secret`, which must be the
+    same as at the export.
 
     Examples:
 

@@ -10,9 +10,9 @@ correction. Without it, a pair that won everything would have an infinite streng
 Intervals are profile likelihood intervals, because Wald intervals fail for a pair that won everything. They are widened
 by the overdispersion: how much more the results vary between scenarios than the model expects.
 
-The winner's lead over every other pair has an interval above 0. With fewer than six scenarios there is no winner: if
-both orders are always decided alike, one of two equal pairs wins all of five scenarios in 2 / 2⁵ = 6 % of the cases,
-more than 5 %.
+The winner's lead over every other pair has an interval above 0. With fewer than six scenarios there is no winner: if a
+judge always chooses the same answer in both orders, a scenario is one coin toss for two equal pairs, and one of them
+wins all of five scenarios in 2 / 2⁵ = 6 % of the cases. Only 5 % are allowed.
 """
 
 from __future__ import annotations

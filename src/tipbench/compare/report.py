@@ -58,7 +58,8 @@ def state_of(board: Leaderboard, pair: Pair) -> State:
         return State.REFERENCE
     if pair not in ranking.ranked:
         return State.INCOMPLETE
-    if pair in ranking.tied or pair in ranking.ahead:  # ahead: better in the tested scenarios, despite a lower mean
+    # `ahead`: clearly better than the leader in the tested scenarios, although its mean over all scenarios is lower.
+    if pair in ranking.tied or pair in ranking.ahead:
         return State.TIED
     return State.SEPARATED
 

@@ -93,7 +93,7 @@ def leader_sentence(board: Leaderboard) -> str:
             left_out.append(f"{plural(len(ranking.silent), board.row_noun)} that gave no answer")
         if n_stale:
             left_out.append(f"{plural(n_stale, board.row_noun)} of an older build, prompt or scenario")
-        without = f", without {' and '.join(left_out)}" if left_out else ""
+        without = f", not counting {' and '.join(left_out)}" if left_out else ""
         return f"{leader} leads {over_scenarios}; every other {board.row_noun} is clearly worse{without}."
     leaders = [row.pair for row in ranking.rows if row.rank == 1]
     if len(leaders) > 1:
@@ -150,7 +150,9 @@ def _outlook(board: Leaderboard) -> str:
         name = f"Next look ({look.number} of {look.of}) at {plural(look.at, 'scenario')}"
         return f"{name}: {next_look_task(next_look)}." if next_look.n_answers else f"{name}."
     if ranking.too_few_units:
-        n_with_looks = least_scenarios(LEVELS[-1])  # the strictest level, that of the most looks
+        n_with_looks = least_scenarios(
+            LEVELS[-1]
+        )  # the strictest significance level: that of a design with the most looks
         needed = f"at least {MIN_SCENARIOS} needed ({n_with_looks} with several looks)"
         return f"Too few {board.unit}s: {ranking.n_units}; {needed}."
     if ranking.look is not None and ranking.look.of > 1:

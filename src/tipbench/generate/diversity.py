@@ -2,8 +2,8 @@
 
 distinct-2 is the share of unique bigrams among all bigrams of the tips (Li et al. 2016, "A Diversity-Promoting
 Objective Function"). The similarity of two tips is the Jaccard index of their words and bigrams: words alone would
-treat a reordered copy as identical, bigrams alone a paraphrase as new. The similarity excludes English function words,
-which would make any two tips similar.
+treat a reordered copy as identical, and bigrams alone would treat a paraphrase as new. The similarity excludes English
+function words, which would make any two tips similar.
 """
 
 from __future__ import annotations

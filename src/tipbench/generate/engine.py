@@ -396,7 +396,7 @@ def refusal_error(
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model, accepted or refused. A refused one may have no facts."""
+    """A model that an engine offers. It may still be refused, and then have no facts."""
 
     model: str
     engine: str

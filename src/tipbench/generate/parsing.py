@@ -177,8 +177,8 @@ def _tips_in(node: Node, label: str = "") -> list[Tip]:
             return [Tip(nested[0].tip, rationale)]
         return nested
     if keyed_texts:
-        return _described_tip(keyed_texts, rationale, has_tip_label=label in _TIP_KEYS)
-    if label == "" or label in _TIP_KEYS:  # "": there is no key, or only one such as "1"
+        return _described_tip(keyed_texts, rationale, is_tip_value=label in _TIP_KEYS)
+    if label == "" or label in _TIP_KEYS:  # "": no key, or a key without letters, such as "1"
         return _array_tips(text for _, text in texts)
     return []
 
@@ -202,7 +202,7 @@ def _keyed_tips(keyed_texts: list[tuple[str, str]]) -> list[Tip]:
     return tips
 
 
-def _described_tip(keyed_texts: list[tuple[str, str]], rationale: str, *, has_tip_label: bool) -> list[Tip]:
+def _described_tip(keyed_texts: list[tuple[str, str]], rationale: str, *, is_tip_value: bool) -> list[Tip]:
     """Return a tip from a title, a description, or both; [] if there is none.
 
     A title alone is a tip only with a rationale, or if the object is the value of a tip key.
@@ -215,7 +215,7 @@ def _described_tip(keyed_texts: list[tuple[str, str]], rationale: str, *, has_ti
     title, description = first_text(_TITLE_KEYS), first_text(_DESCRIPTION_KEYS)
     if not _is_meaningful(title):
         title = ""
-    if not (description or rationale or has_tip_label):
+    if not (description or rationale or is_tip_value):
         return []
     tip = title or description
     if title and description:

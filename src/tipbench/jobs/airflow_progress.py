@@ -23,7 +23,7 @@ from tipbench.record.events import event_json, event_line, parse_line
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024  # of all tasks of a job together; a collect of 10 000 cells prints 3 MB
 _PROGRESS_FILE = "airflow.json"
-_MAX_WAITING_SERVERS = 10  # per task
+_MAX_AWAITED_SERVERS = 10  # per task
 _MAX_PAGES = 100  # of a task's log per poll; the next poll continues
 # Not copied from the tasks: the job emits these itself, once.
 _MERGED_EVENTS = (events.Started, events.Collected, events.Evidence, events.Failure, events.Exit)
@@ -63,7 +63,7 @@ class StoredProgress(BaseModel):
 
     run_id: str = ""  # set before the trigger request is sent
     triggered: bool = False  # the DAG run exists in Airflow
-    # Number of attempts made for earlier jobs in the same DAG run: the retry of a failed job continues its DAG run.
+    # Number of attempts made by earlier jobs. A retry is a new job that continues the DAG run of the failed one.
     earlier_attempts: dict[str, int] = Field(default_factory=dict, alias="base")
     log_positions: dict[str, LogPosition] = Field(default_factory=dict, alias="places")
     totals: dict[str, TaskTotals] = Field(default_factory=dict, alias="tallies")
@@ -112,7 +112,7 @@ def write_progress(folder: JobFolder, stored: StoredProgress) -> None:
 class JobOutput:
     """The events and the log of a job, buffered until `save`.
 
-    `save` overwrites output beyond the stored sizes: the process that wrote it crashed before it saved its state.
+    Output beyond the stored sizes is from a process that crashed before it saved its state; `save` overwrites it.
     """
 
     def __init__(self, folder: JobFolder, stored: StoredProgress, clock: Callable[[], float]) -> None:
@@ -202,7 +202,7 @@ class JobOutput:
             totals.exit_code = event.code
             self._close_waits(totals)
         elif isinstance(event, events.Waiting):
-            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_WAITING_SERVERS]
+            totals.waiting = list(dict.fromkeys([*totals.waiting, event.what]))[:_MAX_AWAITED_SERVERS]
         elif isinstance(event, events.Resumed):
             totals.waiting = [server for server in totals.waiting if server != event.what]
         elif isinstance(event, events.Recording):
@@ -242,7 +242,7 @@ class JobOutput:
         if self.stored.events_size + self.stored.log_size <= MAX_OUTPUT_BYTES:
             return False
         size_mb = MAX_OUTPUT_BYTES // 2**20
-        self.warn_once(f"Its tasks have printed more than {size_mb} MB; see Airflow for the rest.")
+        self.warn_once(f"The job's tasks have printed more than {size_mb} MB; see Airflow for the rest.")
         return True
 
     def close(self, status: JobStatus) -> None:

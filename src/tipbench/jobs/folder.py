@@ -26,7 +26,7 @@ from tipbench.text import printable
 
 EVENTS_VARIABLE = "TIPBENCH_EVENTS"  # environment variable with the path of a command's event file
 MAX_LOG_BYTES = 1_000_000  # upper limit of `JobFolder.tail`
-_RESULT_BYTES = 65_536  # that `read_result` reads from the end of the event file; enough for the last events
+_RESULT_BYTES = 65_536  # read by `read_result` from the end of the event file; enough for the last events
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 
 
@@ -133,7 +133,8 @@ class EventWriter:
     def __init__(self, path: Path) -> None:
         """Open the file; raises OSError if that fails."""
         self._fd: int | None = open_private(path, os.O_WRONLY | os.O_APPEND)
-        self._lock = threading.RLock()  # reentrant, because an interrupt while it is held writes the exit event
+        # Reentrant: an interrupt may arrive while this thread holds the lock, and its handler writes the exit event.
+        self._lock = threading.RLock()
         self._line_incomplete = False  # the last write failed or was cut short, as on a full disk
 
     def write(self, event: Event, *, durable: bool = False) -> None:

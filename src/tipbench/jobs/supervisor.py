@@ -21,8 +21,8 @@ MAX_RUNNING = 4  # jobs at the same time
 _MAX_LOST = 100  # lost jobs checked per tick
 _SWEEP_S = 3600.0  # between two sweeps; a sweep deletes expired jobs
 _MAX_SWEPT = 50  # jobs deleted per tick, to keep ticks short
-_MAX_SWEEP_GAP_S = 2 * 86_400.0  # after a longer time since the last sweep, the clock may be wrong
-_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs with such a clock before the clock is accepted
+_MAX_SWEEP_GAP_S = 2 * 86_400.0  # if more time seems to have passed since the last sweep, the clock is doubted
+_CONFIRM_CLOCK_S = 86_400.0  # how long the panel runs with a doubted clock before it is accepted
 _log = logging.getLogger(__name__)
 
 
@@ -150,8 +150,8 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # A job with a cancel request is still queued only if it was claimed. So its runner may have started it, and
-            # must cancel it.
+            # A cancel request ends a queued job at once, unless it is already claimed for a start. Such a job may have
+            # been started, so its runner has to cancel it.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
@@ -207,8 +207,8 @@ class Supervisor:
         doubted_since = self._clock_doubted_since
         plausible = doubted_since is None or time.monotonic() - doubted_since >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # In doubt, the old time is saved, so that the file exists. Without it, the next sweep would use
-            # `last_activity`, which comes from the doubted clock once another job has started.
+            # In doubt, the old time is saved, because there may be no file yet. Without one, the next sweep would use
+            # `last_activity`, which is a time of the doubted clock once another job has started.
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 

@@ -68,7 +68,7 @@ class Question:
 
 
 def system_prompt(rubric: Rubric, num_ctx: int) -> str:
-    """Build the system prompt: the task, the scales, the rubric's text and as many anchors as fit."""
+    """Build the system prompt: the task, the scales, the rubric's text and as many of its anchors as fit."""
     max_tokens = int(_MAX_SYSTEM_SHARE * num_ctx)
     prompt = _TASK.format(keys=", ".join(rubric.scale_names))
     for scale in rubric.scales:
@@ -345,7 +345,8 @@ def open_model_judge(
         stack.callback(close_engines, {engine.name: engine}, report)
         facts = _check_model(engine, config)
         for lock in locks.values():
-            if lock.acquire(wait=config.wait, report=report):
+            waited = lock.acquire(wait=config.wait, report=report)
+            if waited:
                 facts = _check_model(engine, config)  # the model may have changed during the wait
             stack.callback(lock.release)
         needed = memory_needed(facts, num_ctx=config.num_ctx)

@@ -104,7 +104,7 @@ def find_hooks(parsed: ParsedTip, card: Card) -> Hooks:
 
 
 def _named(hooks: Sequence[Hook], stems: frozenset[str]) -> list[Hook]:
-    """Return the hooks whose words among the stems have a total weight of at least 1."""
+    """Return the hooks of which enough words occur in `stems`: with a total weight of at least 1."""
     return [hook for hook in hooks if hook.weight_in(stems) >= 1]
 
 
@@ -131,7 +131,7 @@ def _names_task(parsed: ParsedTip, task: Hook) -> bool:
 
 
 def _is_linked_to(clause: Sequence[Word], stems: frozenset[str]) -> bool:
-    """Return whether one of the stems follows a word such as 'after', or one such as 'in' at the clause's start."""
+    """Return whether one of the stems follows a word such as 'after', or a word such as 'in' that begins the clause."""
     for index, word in enumerate(clause):
         is_link = word.lower in WORDS["moments"] or (index == 0 and word.lower in WORDS["triggers"])
         if is_link and any(following.stem in stems for following in clause[index + 1 :]):
@@ -184,7 +184,7 @@ def relevance(hooks: Hooks) -> Finding:
     if hooks.contradictions:
         return Finding(2, (f"against the card: {hooks.contradictions[0]}", *reasons))
     if hooks.tasks and hooks.now and (hooks.is_linked or hooks.personal):
-        return Finding(5, (*reasons, "joined"))
+        return Finding(5, (*reasons, "hour and task joined"))
     if hooks.n_kinds >= 2 or (hooks.n_kinds and hooks.names_hour):
         if hooks.names_hour:
             reasons.append("the hour in general words")
@@ -385,7 +385,7 @@ def _base_tone(parsed: ParsedTip, card: Card, hooks: Hooks, instructions: Instru
 
 
 def _is_about_person(parsed: ParsedTip, card: Card) -> bool:
-    """Return whether a clause names the persona, or has their role, 'I', 'she', 'he' or 'they' as its subject."""
+    """Return whether a clause names the persona, or its subject is their role, 'I', 'she', 'he' or 'they'."""
     # A clause of one word, as in 'Ada, open …', speaks to the person.
     is_named = any(len(clause) > 1 and card.names & {word.stem for word in clause} for clause in parsed.clauses)
     subjects = {clause[0].lower for clause in parsed.clauses}

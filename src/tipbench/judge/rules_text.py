@@ -16,7 +16,7 @@ from typing import Any
 _LISTS = tomllib.loads(files(__package__).joinpath("rules_words.toml").read_text("utf-8"))
 WORDS: Mapping[str, frozenset[str]] = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
 PHRASES: Mapping[str, tuple[str, ...]] = {name: tuple(phrases) for name, phrases in _LISTS["phrases"].items()}
-# Groups of related words. A preference with one of them, except a common word, also matches the others.
+# Groups of related words. A preference with a word of a group also matches its other words, except common ones.
 FAMILIES = tuple(frozenset(str(text).split()) for text in _LISTS["families"].values())
 # First and last hour of each part of the day.
 DAYPARTS: Mapping[str, tuple[int, int]] = {name: (first, last) for name, (first, last) in _LISTS["dayparts"].items()}
@@ -31,7 +31,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _CLAUSE_END = re.compile(r"[,;()\[\]\n!?…]+|[.:](?!\d)|\s[-–—]+\s|[–—]")
 _CLAUSE_WORDS = frozenset({"and", "then", "so", "but", "or"})
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", '"': " ", "`": " "})
-# Replacements of symbols by their Unicode category. Most emoji are "So".
+# What replaces a symbol, by the symbol's Unicode category. Most emoji are "So".
 _SYMBOLS = {"Cf": "", "So": " ", "Cs": " ", "Co": " ", "Cn": " "}
 _HYPHENS = str.maketrans({"-": " ", "‐": " ", "‑": " "})
 _HOURS = {name: hour for hour, name in enumerate(HOUR_NAMES, start=1)}
@@ -42,7 +42,9 @@ _CLOCK = re.compile(
     r"|\b(?:at|by|from|to|until|till|about|the) "
     rf"(?P<bare_hour>{_ANY_HOUR})\b(?! (?:minute|second|hour|day|step|thing))"
 )
-_RANGE_END = re.compile(r" (?:to|until|till) (?:a )?\w+(?: (?:past|to) \w+)?")  # what follows the first time of a range
+_RANGE_END = re.compile(
+    r" (?:to|until|till) (?:a )?\w+(?: (?:past|to) \w+)?"
+)  # as in "from four to five", after "four"
 _MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
 # A tip may repeat these words.
 _REPEATABLE = WORDS["function"] | WORDS["units"] | WORDS["stops"] | WORDS["sizes"]
@@ -313,7 +315,7 @@ def _split_preference(text: str) -> tuple[str, str]:
 
 
 def _proper_names(texts: Iterable[str]) -> frozenset[str]:
-    """Return stems of capitalised words after the first of a sentence, except weekdays, months, "Mr" and the like.
+    """Return stems of capitalised words that do not begin a sentence, except weekdays, months, "Mr" and the like.
 
     Words in capitals only, such as abbreviations, are no names.
     """
@@ -374,7 +376,7 @@ def _routine_time(text: str, minute: int) -> RoutineTime:
         return RoutineTime.NOW
     if not times and not dayparts:
         return RoutineTime.ANY
-    # Only "eight" and later can be in the evening here, so a routine "at six" has passed at noon.
+    # Only "eight" and later may also be in the evening here, so at noon a routine "at six" has passed.
     late_evenings = [time for time in evenings if time >= 20 * 60]
     latest = max([*times, *late_evenings, *(last for _, last in dayparts)])
     return RoutineTime.PASSED if latest < minute else RoutineTime.LATER

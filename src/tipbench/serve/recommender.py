@@ -82,7 +82,7 @@ class Recommender:
         return any(self.switches.shadows().values())
 
     def queue_for_shadows(self, result: Result) -> None:
-        """Queue a request for the enabled shadows after its response has been sent.
+        """Queue a request for the enabled shadows. Called after its response has been sent.
 
         Never blocks: if a shadow's queue is full, the request is dropped and counted.
         """
@@ -103,7 +103,7 @@ class Recommender:
         ]
         if self.service.flush_error:
             warnings.append(
-                f"State cannot be saved at the moment; the event log is complete: {self.service.flush_error}"
+                f"State cannot be saved at the moment ({self.service.flush_error}). The event log is complete."
             )
         return {
             "active": self.switches.active(),

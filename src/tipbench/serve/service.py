@@ -379,7 +379,7 @@ class PolicyService:
                 self.flush()
             except TipbenchError as exc:
                 if self.flush_error is None:
-                    _logger.warning("State cannot be saved at the moment; the event log is complete: %s", exc)
+                    _logger.warning("State cannot be saved at the moment (%s). The event log is complete.", exc)
                 self.flush_error = str(exc)
             else:
                 self.flush_error = None

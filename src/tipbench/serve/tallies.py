@@ -23,7 +23,7 @@ LOG_FULL_VOLUME = math.log(101)  # a volume is log(1 + tips) / LOG_FULL_VOLUME: 
 class Tally(NamedTuple):
     """Counts and sums of one category; hour_x and hour_y sum cos and sin of 2π·hour/24 over completed tips."""
 
-    seen: int = 0  # as counted by `add`: tips with a reward
+    seen: int = 0  # tips with a reward, not all shown ones; in a request's own tallies, whatever its sender counts
     completed: int = 0
     dismissed: int = 0
     dwell_s_sum: float = 0.0

@@ -235,7 +235,7 @@ async def _tipbench_error(request: Request, exc: errors.TipbenchError) -> Respon
         request_id = getattr(request.state, "request_id", "unknown")
         message = f"The request failed. Ask an admin; the log has the details under {request_id}."
     if hides_message or status >= 500:
-        request.state.failure = exc  # is logged: the judge is referred to the log, or the client cannot fix it
+        request.state.failure = exc  # logged: the message refers to the log, or the client cannot fix the error
     headers = {"Retry-After": "5"} if status == 503 else None
     body = refused_sheet(exc) if isinstance(exc, errors.SheetRefused) else error_json(code, message)
     return _respond(request, status, body, headers)

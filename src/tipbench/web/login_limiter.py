@@ -35,9 +35,9 @@ class LoginLimiter:
         self._refilled_at = clock()
 
     def count_failure(self, client: str) -> float:
-        """Count a failed attempt and return 0.0. If no attempt is allowed yet, return the seconds to wait instead.
+        """Count a failed login and return 0.0. If it came too early, return the seconds left to wait, uncounted.
 
-        Call after a login has failed; a valid login is never limited.
+        Call it only after a login has failed: a valid login is never limited.
         """
         with self._lock:
             now = self._clock()

@@ -96,7 +96,7 @@ def read_webhook_options(settings: Settings) -> WebhookOptions | None:
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.fragment:
         raise UsageError(
-            f"hook_url must not contain credentials or a fragment (got {shown_address(url)[:80]!r} with one). "
+            f"hook_url must not contain credentials or a fragment, as that for {shown_address(url)[:80]!r} does. "
             "The receiver authenticates the panel by the signature."
         )
     secret = settings.get("hook_secret")

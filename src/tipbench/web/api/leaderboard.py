@@ -77,7 +77,7 @@ def markdown(experiment: ExperimentPath, query: BoardQueryParam, panel: PanelSta
     return download(to_markdown(board), "text/markdown", experiment, "md")
 
 
-@router.get("/{experiment:path}/pairs", summary="Compare a pair")
+@router.get("/{experiment:path}/pairs", summary="Compare a pair with another row")
 def one_pair(
     experiment: ExperimentPath,
     model: ModelParam,
@@ -88,7 +88,7 @@ def one_pair(
 ) -> PairShape:
     """Compare one row with the baseline or the leader in each scenario.
 
-    The response has the answers of both rows, and the scenario with the largest loss first.
+    The response has the answers of both rows. Its scenarios are sorted, the largest loss first.
     """
     mlflow_experiment = get_experiment(store, experiment)
     return pair_view(panel.queries, store, mlflow_experiment, query, Pair(model, prompt)).response()

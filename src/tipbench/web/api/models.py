@@ -411,7 +411,7 @@ class Health(Shape):
 
 class Readiness(Shape):
     status: Literal["ready"]
-    mlflow: Literal["answers", "none yet"]
+    mlflow: Literal["answers", "none yet"] = Field(description="answers: MLflow responds; none yet: not needed yet.")
 
 
 class SimulationShape(Shape):
@@ -429,7 +429,10 @@ class SimulationList(Shape):
 
 class PromotionShape(Shape):
     id: int
-    kind: str = Field(description="check, apply, unchecked or undo.", examples=["apply"])
+    kind: str = Field(
+        description="check, apply (a switch after a passed check), unchecked (a switch without one) or undo.",
+        examples=["apply"],
+    )
     at: str
     user: str | None = Field(description="Who made the check or the switch.")
     candidate: str = Field(examples=["egreedy/v3"])
@@ -470,9 +473,11 @@ class SideShape(Shape):
 
 
 class MeetingShape(Shape):
+    """The pair and the other row in one scenario."""
+
     scenario: str = Field(examples=["nurse@evening"])
     difference: float | None = Field(
-        description="Composite of the pair − composite of the row in `reference`; null unless both are judged."
+        description="Composite of the pair − composite of the other row; null unless both are judged."
     )
     own: SideShape
     reference: SideShape | None

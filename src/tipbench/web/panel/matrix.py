@@ -75,7 +75,7 @@ def matrix_rows(cells: BoardCells, pairs: Sequence[Pair], order: Order) -> list[
     unjudged_states: dict[tuple[str, Pair], str] = {}  # used if no repeat is judged
     for cell in cells.cells:
         key = cell.scenario, cell.pair
-        if unjudged_states.get(key) != "pending":  # one pending repeat is enough
+        if unjudged_states.get(key) != "pending":  # failed only if all repeats have failed
             unjudged_states[key] = "failed" if cell.failed else "pending"
         if cell.values:
             composites[key].append(cell.values[COMPOSITE])

@@ -71,7 +71,7 @@ def board_context(
     parts: Any = templates.get_template("board/parts.html").module
 
     def rendered(macro: Any, *arguments: Any) -> Markup:
-        """Render a table here, because the panel caches these variables."""
+        """Render a table here, so that the panel, which caches these variables, renders it only once."""
         return Markup(macro(*arguments))  # noqa: S704 - a template's own output, escaped there
 
     attribution = _attribution_context(board.attribution)

@@ -136,7 +136,7 @@ class Standing:
 class JudgingRecord:
     """Pace of an experiment's judges and concerns about them, from its sheets."""
 
-    minutes_per_answer: float | None = None  # from export to apply of sheets that are not provisional; None if unknown
+    minutes_per_answer: float | None = None  # from export to apply, without provisional sheets; None if unknown
     concerns: Mapping[str, str] = field(default_factory=dict)  # by judge, such as "is far off the reference scores"
     held: frozenset[str] = frozenset()  # judges with scores that are stored but not counted
 
@@ -153,7 +153,7 @@ class Leaderboard:
     provisional: bool
     baseline: Pair | None
     cluster: str | None  # `persona` if scenarios are averaged per persona
-    by: Side | None  # `model` or `prompt` if these are ranked, as means over the other side; None if pairs are ranked
+    by: Side | None  # `model` if models are ranked, as means over prompts; `prompt` likewise; None if pairs are ranked
     ranking: Ranking
     standings: tuple[Standing, ...]
     attribution: Attribution | Unknown
@@ -539,7 +539,7 @@ def read_judging(store: RunStore, experiment_id: str) -> JudgingRecord:
             duration = datetime.fromisoformat(tags["applied_at"]) - datetime.fromisoformat(tags["exported_at"])
             minutes += duration.total_seconds() / 60
             n_cells = run.metrics.get("n_cells", n_items)  # the other items are controls and repeats
-            n_answers += n_finished * n_cells / n_items  # assumes that cells are the same share of both
+            n_answers += n_finished * n_cells / n_items  # assumes the same share of cells among finished and all items
     concerns = {judge: _concern(runs) for judge, runs in applied.items()}
     return JudgingRecord(
         minutes_per_answer=minutes / n_answers if n_answers and minutes > 0 else None,
@@ -582,7 +582,7 @@ def duels_of(store: RunStore, experiment: Experiment, cells: BoardCells) -> list
 
 def with_duels(store: RunStore, experiment: Experiment, board: Leaderboard, cells: BoardCells) -> Leaderboard:
     """Add the duels between the leader and the ranked rows tied with it. Does not change ranks, leader or `decided`."""
-    # Not `tied`, which also has unranked pairs: these need scores, not duels.
+    # `tied` also has unranked pairs, which need scores, not duels.
     if board.provisional or board.by is not None or not board.ranking.tied_ranked:
         return board
     contenders = {pair for pair in (board.ranking.leader, *board.ranking.tied_ranked) if pair is not None}

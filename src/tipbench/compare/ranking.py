@@ -39,8 +39,8 @@ MAX_GROWTH = 10  # a decision that needs more than this multiple of the present 
 class MissingScores:
     """The scores that are missing for a first ranking.
 
-    If there are core scenarios, `closest` is the pair that lacks the fewest of them, and `lacks` are these scenarios.
-    Otherwise `closest` is the scenario that lacks the fewest pairs, and `lacks` are these pairs.
+    `closest` is the pair that lacks the fewest core scenarios, and `lacks` has the core scenarios that it lacks.
+    Without core scenarios, `closest` is the scenario that lacks the fewest pairs, and `lacks` has the pairs it lacks.
     """
 
     n_core: int  # core scenarios

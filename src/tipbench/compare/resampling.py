@@ -221,10 +221,10 @@ def empirical_bayes(values: Floats, *, n_resamples: int = N_RESAMPLES) -> Empiri
     weight = np.exp(log_weight - log_weight.max())
     weight /= weight.sum()
     factors = ratios**2 / (1 + ratios**2)  # B for each τ
-    # Each resample has its own B. They are at equally spaced quantiles of the posterior, not drawn at random.
+    # Each resample has its own B: equally spaced quantiles of the posterior, not random draws.
     quantiles = (np.arange(n_resamples) + 0.5) / n_resamples
     factor_of_resample = factors[np.searchsorted(np.cumsum(weight)[:-1], quantiles)]
-    # Count how often each scenario is drawn in each resample: resample i uses the numbers from i × n, for one bincount.
+    # Count how often each scenario is drawn in each resample: one bincount, with the numbers from i × n for resample i.
     drawn = rng.integers(0, n, size=(n_resamples, n), dtype=np.int32)
     drawn += (np.arange(n_resamples, dtype=np.int32) * n)[:, None]
     draw_counts = np.bincount(drawn.ravel(), minlength=n_resamples * n).reshape(n_resamples, n).astype(np.float64)
@@ -272,7 +272,7 @@ class _AllPairs:
         self._n_shared = present.T @ present
         cross = (centred**2).T @ present  # [i, j]: sum of squares of column i over the scenarios of column j
         squares = cross + cross.T - 2 * centred.T @ centred  # of the differences of columns i and j
-        # Smaller sums are rounding errors: all differences are zero.
+        # Smaller squares are rounding errors: all differences are zero.
         testable = (squares > 1e-12 * (cross + cross.T)) & (self._n_shared >= 2)
         np.fill_diagonal(testable, val=False)
         # r² = sum² × scale
@@ -291,9 +291,9 @@ class _AllPairs:
         self._flipped_sums: NDArray[Any] = np.stack(pattern_sums)  # pattern × column × flip
         self.observed = self._statistic(np.square(self.sums) * scale, self._n_shared)
 
-    def critical_value(self, open_pairs: Mask, level: float) -> float:
-        """Return the (1 − level) quantile, over flips, of the largest statistic among the open pairs."""
-        scale = self._scale * open_pairs
+    def critical_value(self, not_rejected: Mask, level: float) -> float:
+        """Return the (1 − level) quantile, over flips, of the largest statistic of the column pairs `not_rejected`."""
+        scale = self._scale * not_rejected
         _, k, n_flips = self._flipped_sums.shape
         part_size = max(BLOCK // k, 64)
         parts = [slice(start, start + part_size) for start in range(0, n_flips, part_size)]

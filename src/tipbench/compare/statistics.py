@@ -173,7 +173,7 @@ def untested(difference: Difference | None) -> Difference | None:
 
 @dataclass(frozen=True, eq=False)
 class AdditiveFit:
-    """The least-squares fit score ~ scenario + column.
+    """The least-squares fit of `score ~ scenario + column`.
 
     The adjusted mean of a column is its mean as if it were judged in all core scenarios.
     """
@@ -183,7 +183,7 @@ class AdditiveFit:
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:
-    """Fit score ~ scenario + column.
+    """Fit `score ~ scenario + column`.
 
     Pseudo-values are adjusted mean + n_scenarios × influence (infinitesimal jackknife, Efron 1982).
     """
@@ -244,7 +244,7 @@ def scenarios_needed(
     sd_per_distance = sd / abs(distance)
 
     def enough(n: int) -> bool:
-        """Return whether the detectable difference, in standard errors of sd / √n, is at most |distance|."""
+        """Return whether n scenarios detect a difference of |distance| with 80 % power."""
         return (_detectable_standard_errors(n, comparisons, level) * sd_per_distance) ** 2 <= n
 
     low = high = max(at_least, 2)

@@ -151,7 +151,7 @@ class OllamaApi:
             failed_tries[reason] += 1
             return failed_tries[reason] < max_tries
 
-        if chat.ending is Ending.CLEAN_END:  # retry once; after that, its text is the answer
+        if chat.ending is Ending.CLEAN_END:  # retry once; the second time, the text is the answer
             if may_retry("clean end", 2):
                 return _Retry(0.0)
             if not chat.text:

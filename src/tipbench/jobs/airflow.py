@@ -144,7 +144,7 @@ class AirflowRunner:
         if run is None:
             return False
         failed_tasks = [task for task in run.tasks if task.state in TASK_FAILED]
-        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start`, after the write below
+        was_interrupted = stored.run_id == previous.run_id  # an earlier call of `start` was, after the write below
         if not run.has_ended or not failed_tasks:
             return was_interrupted  # if so, that call has already cleared the tasks
         if not was_interrupted:
@@ -266,8 +266,8 @@ class AirflowRunner:
         if mlflow_url := next((url for url in urls if url and is_http_url(url)), None):
             links["mlflow"] = mlflow_url
         if run.has_ended and self._logs_complete(stored, run):
-            # Either may be missing: `job` may have been read before the cancel request, and `cancel_sent_at` is saved
-            # only after Airflow's response.
+            # Check both, because a cancel may show in one only: `job` may have been read before the cancel request, and
+            # `cancel_sent_at` is saved only after Airflow's response.
             cancelled = job.cancel_requested is not None or folder.cancel_sent_at is not None
             return _end_status(run, stored, links, cancelled=cancelled)
         wait_task = run.task(WAIT)
@@ -314,7 +314,7 @@ class AirflowRunner:
         return _ALL_JUDGED
 
     def _blocked_reason(self, output: JobOutput, run: DagRun) -> str:
-        """Return why no task is running if an operator can fix it, else an empty string."""
+        """Return the reason why no task is running, if an operator can remove it; else an empty string."""
         if any(task.state == "running" for task in run.tasks):
             return ""
         if not self._begin_check_if_due(output.stored):  # keep the last reason, unless it is of another state

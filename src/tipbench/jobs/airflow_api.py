@@ -436,7 +436,7 @@ class AirflowDag:
     def log(self, run_id: str, task: TaskInstance, attempt: int, *, token: str | None, skip: int) -> LogPage:
         """Return the next page of a task's log; `token` is that of the page before.
 
-        The token is None for the first page, and after a page that was the last one at that time. Without a token, or
+        The token is None for the first page, and after a page that was the last when it was read. Without a token, or
         if Airflow rejects it, the log is read from its start, without the first `skip` lines.
         """
         path = f"{self._run_path(run_id)}/{path_of('taskInstances', task.task_id, 'logs', attempt)}"

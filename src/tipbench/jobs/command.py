@@ -23,10 +23,10 @@ _URL_VARIABLES = {key: f"TIPBENCH_{key.upper()}" for key in URL_KEYS}  # for URL
 def collect_request(config: CollectConfig, *, started_by: str = "", runner: str = "local") -> JobRequest:
     """Return the request for `tipbench collect` with this configuration."""
     arguments, private = _split_secrets(config.model_dump(mode="json"))
-    # Jobs that share a resource run one after the other. A collect has a resource for each model, like the locks in
-    # `record/collect.py`, and those of its engines: the servers, and this machine for the embedded model.
-    model_locks = {f"{model} for {config.experiment}" for model in config.model_names}
-    resources = tuple(sorted(model_locks | engine_resources(config)))
+    # Jobs that share a resource run one after the other. A collect has a resource for each model (as it has a
+    # lock in `record/collect.py`), and its engines' resources: the servers, and this machine for the embedded model.
+    model_resources = {f"{model} for {config.experiment}" for model in config.model_names}
+    resources = tuple(sorted(model_resources | engine_resources(config)))
     return JobRequest(JobKind.COLLECT, config.experiment, arguments, private, resources, started_by, runner)
 
 

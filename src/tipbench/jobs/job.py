@@ -78,7 +78,7 @@ class Job(JobRequest):
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
-    reason: str = ""  # why it failed, is lost or cannot start
+    reason: str = ""  # explains the state, such as why the job failed or cannot start
     links: Mapping[str, str] = field(default_factory=dict)  # URLs of its pages; keys: mlflow, airflow
     key: str | None = None  # the idempotency key of its request
     claimed: float | None = None  # when a supervisor began to start it

@@ -61,7 +61,7 @@ class LocalRunner:
             process = folder.process
             if process is None:
                 folder.forbid_start()  # a launch that timed out must not start later
-        # The pid is saved before exec. So after an error, if that process is dead, it may never have run the command.
+        # The pid is saved before exec, so a process that is dead after an error may never have run the command.
         if process is None or (error and not is_alive(process)):
             raise JobStartError(f"The command could not be started: {error or _last_line(folder)}")
 

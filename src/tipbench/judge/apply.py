@@ -140,7 +140,7 @@ class SheetApplier:
         drift = self._measure_drift() if complete else None
         # If the drift is not measured now, the result of the last apply remains.
         is_beyond = self._held if drift is None else drift.verdict is Verdict.BEYOND
-        accepted = stored.acceptance_of(self._scores)  # reason of an earlier apply with the same scores
+        accepted = stored.acceptance_of(self._scores)  # reason given before for these same scores
         if accept is not None and drift is not None and is_beyond:
             accepted = accept  # only a measured drift can be accepted
         self._held = is_beyond and not stored.provisional and accepted is None
@@ -166,13 +166,13 @@ class SheetApplier:
         if self._scores or final:
             self._save_scores(result, final=final)
             self._write_cells(cells, progress)
-            # Once the scores count, floor scores get the same rubric: a board must not mix rubrics.
+            # Once the scores count, floor scores are updated to the sheet's rubric: a board must not mix rubrics.
             if complete and not self._held and not stored.provisional:
                 self._wrote |= update_floor_scores(self._store, stored.outdated_floors, rubric, self._at) > 0
             if self._wrote:
                 self._store.mark_changed(self._experiment.experiment_id)
         if drift is None or result.verdict_only:
-            # `n_deleted` stays None: an item that increases it has a run, so the judge would know it is not a control.
+            # `n_deleted` stays None: if it grew with an item, the item could not be a control: controls have no run.
             return result
         return replace(result, n_deleted=len(self._deleted & self._cell_items.keys()))
 
@@ -246,7 +246,7 @@ class SheetApplier:
     ) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
         """Yield the earlier and the new scores of each repeated tip."""
         for run_id, item in self._repeat_items.items():
-            # Not `counted`, which depends on the rubrics of other judges.
+            # `applied` instead of `counted`, which depends on the rubrics of other judges.
             earlier = cells[run_id].scores.applied.get(self._judge) if run_id in cells else None
             if earlier is not None and earlier.rubric == self.stored.sheet.rubric.tag:
                 # Lengths or scales differ only if another program has changed the run.
@@ -296,7 +296,7 @@ class SheetApplier:
                 pass  # already read, and nothing to write
             elif self._write_if_outdated(run_id):
                 written.append(run_id)
-                # Only to take as long as `_imitate_write`, which updates the sheet's run and so reads it.
+                # This read is only for its duration: the update in `_imitate_write` first reads the sheet's run.
                 self._store.get(self.stored.run_id)
             if progress:
                 progress(done, len(self._scores))
@@ -317,7 +317,7 @@ class SheetApplier:
             return
         next_cell = self._read_next_cell(item)
         # Make the text as long as a cell's: the other judges' scores are those of the next cell, and this judge's
-        # are those of the item, with the replaced ones.
+        # are those of the item, including replaced ones.
         scores = next_cell.scores.without_judge(self._judge) if next_cell else NO_SCORES
         for replaced in self._replaced:
             if replaced.score.item == item:
@@ -378,7 +378,7 @@ class SheetApplier:
             return None
         scores = self._with_sheet_scores(cell)
         if scores.counted and scores.counted[0].rubric not in self._rubrics:
-            # Another sheet's scores count; its rubric is stored with it.
+            # The counted scores are from another sheet, which has their rubric.
             other = find_sheet(self._store, self._experiment, scores.counted[0].sheet)
             if other is not None:
                 self._rubrics[other.sheet.rubric.tag] = other.sheet.rubric
@@ -535,7 +535,7 @@ class ApplyResult:
         }
 
     def _drift_json(self, drift: Drift) -> dict[str, Any]:
-        """Return the rounded drift. An unfinished sheet has no counts (None), an unknown verdict no numbers."""
+        """Return the rounded drift. An unfinished sheet's counts and an unknown verdict's numbers are None."""
         is_unknown = drift.verdict is Verdict.UNKNOWN
         omitted = {"icc", "se"}
         if is_unknown or self.n_unfinished:

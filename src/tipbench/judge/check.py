@@ -219,7 +219,7 @@ def check_unchanged(location: Location, raw_item: Mapping[str, Any], item: Sheet
     """Check that an item's id, hash and card are as exported."""
     check_value(location, raw_item, "item", item.id)
     check_value(location, raw_item, "sha256", item.sha256)
-    if "scenario" not in raw_item:  # as from CSV, whose cards are not read; the hash checked above includes the card
+    if "scenario" not in raw_item:  # such as an item from CSV; the hash checked above includes the card
         return
     raw_card, card = raw_item["scenario"], item.card
     if not isinstance(raw_card, Mapping):

@@ -54,9 +54,9 @@ def default_name(command: str) -> str:
 
 
 class CommandJudge:
-    """Runs a command for each batch of items, and once more for the items without valid scores.
+    """Runs a command for `batch` items at a time (None: all), and once more for the items without valid scores.
 
-    The command runs without a shell, in the current directory and environment (agents need both), without the
+    The command runs without a shell, in the current directory and environment (coding agents need both), without the
     variables of `_REMOVED_PREFIXES`. `{sheet}` in its arguments is the path of the sheet's file, which the program may
     fill in. Without `{sheet}`, stdin is the sheet. `{out}` is the path of a file that the program may write. For each
     item, the first valid scores are used: from `{out}`, else from stdout, else from `{sheet}`.
@@ -273,7 +273,7 @@ def _mismatch(found: dict[str, Any], sheet: TipSheet) -> str:
         return f"another sheet was returned: {safe_line(repr(found['sheet']), _MAX_VALUE_CHARS)} instead of {sheet.id}"
     rubric = found.get("rubric")
     if isinstance(rubric, dict) and rubric.get("sha256", sheet.rubric.sha256) != sheet.rubric.sha256:
-        return f"it was returned with another rubric: {safe_line(repr(rubric['sha256']), _MAX_VALUE_CHARS)}"
+        return f"the sheet was returned with another rubric: {safe_line(repr(rubric['sha256']), _MAX_VALUE_CHARS)}"
     return ""
 
 

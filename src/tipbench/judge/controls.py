@@ -22,7 +22,7 @@ from tipbench.judge.sheet import SheetTip, TipItem, random_item_id
 from tipbench.judge.sheet_store import ItemKind, SheetEntry, StoredSheet, control_id
 from tipbench.plan.rubric import Control, Rubric, Scale
 
-CONTROL_TIPS = 40  # per sheet; on smaller sheets, one per cell
+CONTROL_TIPS = 40  # minimum per sheet; on a sheet with fewer cells, one per cell
 CONTROL_ANSWERS = 10  # minimum per sheet, because tips of one answer are scored alike; fewer on small sheets
 MAX_CONTROL_TIPS = 60  # per sheet
 MAX_REPEATS = 8  # per sheet
@@ -35,7 +35,7 @@ _OWN_SHOWING_WEIGHT = 10_000  # of a showing to the sheet's judge; a showing to 
 _MAX_SPARE = 4  # spare controls per control needed; limits the time for a very large pool
 
 Source = str | tuple[str, ...]  # what an item shows: a run (its id), or controls (their ids)
-Occurrences = frozenset[tuple[int, bool]]  # of an item on earlier sheets: (number of the sheet, whether it was scored)
+Occurrences = frozenset[tuple[int, bool]]  # of an item on earlier sheets: (number of the sheet, whether scored there)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def compose(
                 Tip(control.tip, control.rationale if donor_tip.rationale else "")
                 for control, donor_tip in zip(answer_controls, donor.tips, strict=True)
             ]
-            # A well-formed answer has all rationales, but a user's control may have none.
+            # A well-formed answer has all rationales, but a control of a user's own suite may have none.
             format_ok = donor.format_ok and all(tip.rationale for tip in tips)
             entries.append(
                 SheetEntry(
@@ -175,7 +175,7 @@ def _returning_controls(
 def _choose_repeats(
     real: Sequence[EligibleCell], scored: Sequence[EligibleCell], rng: random.Random
 ) -> list[EligibleCell]:
-    """Sample cells of the sheet's scenarios that the judge has scored before, about a tenth as many as new cells."""
+    """Sample cells already scored by the judge, from the sheet's scenarios: about a tenth as many as new cells."""
     scenarios, on_sheet = {cell.scenario for cell in real}, {cell.run_id for cell in real}
     possible = {cell.run_id: cell for cell in scored if cell.scenario in scenarios and cell.run_id not in on_sheet}
     wanted = min(MAX_REPEATS, round(len(real) / 10)) if len(real) >= MIN_CELLS_FOR_REPEATS else 0
@@ -190,13 +190,13 @@ class _ScenarioPool:
     """A scenario of the sheet, with its donors and controls."""
 
     donors: Sequence[EligibleCell]  # real answers whose shape a control answer may have
-    max_items: int  # of control items: as many as there are possible donors and repeats
+    max_control_answers: int  # as many as there are possible donors and repeats
     controls: Sequence[Control]  # least often shown first, ties in random order
     showings: Sequence[int]  # how often each of `controls` was shown; weighted, see _OWN_SHOWING_WEIGHT
 
 
 class _Option(NamedTuple):
-    """All ways to choose a given number of controls from a pool, least often shown first, in two numbers."""
+    """Sums up all ways to choose a given number of controls, those least often shown, from one or several pools."""
 
     showings: int  # sum of the controls' showings, the same for all of these ways
     log_ways: float  # logarithm of the number of ways, weighted by the probability of their donors
@@ -221,7 +221,7 @@ def _scenario_pools(
     return [
         _ScenarioPool(
             donors=donors[scenario],
-            max_items=n_answers_of[scenario],
+            max_control_answers=n_answers_of[scenario],
             controls=[control_of[id_] for id_ in ids_of[scenario]],
             showings=[showings.get(id_, 0) for id_ in ids_of[scenario]],
         )
@@ -279,7 +279,7 @@ def _log_chances(pool: _ScenarioPool, bound: int) -> list[dict[int, float]]:
     most_tips = min(bound, len(pool.controls))
     n_donors_by_size = Counter(len(donor.tips) for donor in pool.donors)  # size: number of tips
     log_chances = [{0: 0.0}]
-    while len(log_chances) <= pool.max_items and log_chances[-1]:
+    while len(log_chances) <= pool.max_control_answers and log_chances[-1]:
         terms: dict[int, list[float]] = defaultdict(list)
         for total, log_chance in log_chances[-1].items():
             for size, n_donors in n_donors_by_size.items():
@@ -347,7 +347,7 @@ def _log_sum(logs: Sequence[float]) -> float:
 
 
 class _PoolChoice(NamedTuple):
-    """The controls chosen from a pool, and others that were shown as often."""
+    """The controls chosen from a pool, and others that may be swapped in."""
 
     chosen: list[Control]
     n_fixed: int  # the first `n_fixed` of the chosen ones are never swapped
@@ -433,7 +433,7 @@ def agreed_controls(
     per_scenario: int = MAX_PER_SCENARIO,
     exclude: Iterable[str] = (),
 ) -> list[Control]:
-    """Return new controls: tips on which at least `min_judges` judges agree, within one step on every scale.
+    """Return new controls: tips scored by at least `min_judges` judges, who all agree within one step on every scale.
 
     Only counted scores are used; the agreed score is their (lower) median. If a scenario has more than `per_scenario`
     such tips, those returned are evenly spaced by composite. `exclude`: tips to leave out, such as existing controls.

@@ -81,10 +81,10 @@ FALSE_ALARM_RATE = 0.05  # of the whole verdict, for an honest judge
 BIAS_RATE = 0.031  # of the tests of bias on all scales together
 POOLED_RATE = 0.003  # of the test of the error, and also of the test of the contrast
 POOLED_QUANTILE = NormalDist().inv_cdf(1 - POOLED_RATE)
-# A judge's noise is the standard deviation of their normal errors before rounding, in points of a five-step scale.
+# Noise: standard deviation of a judge's normally distributed errors before rounding, in points of a five-step scale.
 HONEST_NOISE = 1.0  # the largest noise accepted as honest
 NOISES = np.linspace(0.05, 1.5, 59)  # values tried when estimating a judge's noise
-MIN_SPREAD = 0.25  # minimum standard deviation of errors, in the same points, so that no interval has zero width
+MIN_SPREAD = 0.25  # minimum standard deviation of errors, in points of a five-step scale: no interval has zero width
 # Added to the degrees of freedom (items − 1) in the test of a bias. With fewer, small biases are missed; with more,
 # honest judges are held too often. The rates of both are in docs/judging.md.
 PRIOR_DEGREES = 20
@@ -202,7 +202,7 @@ def limit_sentences(drift: Mapping[str, Any], points: str = "points") -> Iterato
         contrast = round(drift["contrast"], 1) + 0.0  # not "-0.0"
         yield (
             "Good and poor tips get similar scores: where the reference scores are 1 point apart, "
-            f"these are {contrast:.1f} apart on average; the limit is {drift['contrast_limit']:.1f}."
+            f"the scores are {contrast:.1f} apart on average; the limit is {drift['contrast_limit']:.1f}."
         )
 
 
@@ -566,7 +566,7 @@ def _bias_sums(sheets: Sequence[Sequence[_Column]]) -> Iterator[BiasSum]:
         for column in columns:
             if column.n >= 2:
                 t = column.bias / column.bias_se(icc)
-                z = float(ndtri(stdtr(column.bias_degrees(icc), t)))  # the normal quantile as likely as t
+                z = float(ndtri(stdtr(column.bias_degrees(icc), t)))  # has the cumulative probability of t
                 measured[column.scale.name].append((column.bias, z))
     for name, values in measured.items():
         high = low = 0.0

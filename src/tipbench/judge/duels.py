@@ -410,7 +410,7 @@ def apply_duels(
     """
     experiment, stored = find_original(store, raw, FORMAT, find_duel)
     filled = check_file(raw, replace(stored.sheet, judge=stored.owner), check_duel, judge=judge)
-    check_no_open_sheet(store, experiment, filled.judge)  # not checked by the export of a sheet without a name
+    check_no_open_sheet(store, experiment, filled.judge)  # the export of a sheet without a judge skips this
     at = now_iso()
     changes, choices, replaced = [], dict(stored.choices), list(stored.replaced)
     for item, winner in filled.finished.items():

@@ -43,7 +43,7 @@ class AutomaticJudge(Protocol):
     """Scores the items of a sheet without a person."""
 
     name: str  # recorded with the scores
-    provisional: bool  # if true, the scores never count as a person's scores
+    provisional: bool  # if true, the scores do not count
 
     def fill(self, sheet: TipSheet, report: Callable[[str], None]) -> Iterator[ItemScore | Unscored]:
         """Yield one result per item, each as soon as it is available. `report` receives messages for users."""
@@ -110,7 +110,7 @@ def run_judge(
     """Score pending cells with an automatic judge. Raises NotEnoughData if there are none.
 
     The sheet of an interrupted call is continued. `accept` is the reason for accepting a drift beyond the limit. It
-    applies to the judge's last sheet if that is held, else to this one.
+    applies to the judge's last sheet if that is held, else to the sheet that this call scores.
     """
     request = replace(request, judge=judge.name, provisional=judge.provisional)
     return _Call(store, experiment, judge, request, accept, environment or JudgeEnvironment()).run()
@@ -244,6 +244,6 @@ class _SheetScores:
                 self._n_saved = len(self.new)
             except MlflowUnavailable as exc:
                 if not self._failure_reported:
-                    self.report(f"{exc} Judging continues; the scores are kept in memory until it is available.")
+                    self.report(f"{exc} Judging continues; the scores are kept in memory until MLflow is available.")
                 self._failure_reported = True
         self._last_save_attempt = time.monotonic()

@@ -199,7 +199,7 @@ def _parse_item(rows: Sequence[_Row], problems: list[Problem]) -> dict[str, Any]
     if not format_flags:
         item_format_ok: object = ""  # validation rejects it
     elif len(format_flags) == 1 or set(format_flags) in ({True}, {False}):
-        item_format_ok = format_flags[0]  # of the only row that has it, or a valid flag on which all such rows agree
+        item_format_ok = format_flags[0]  # the only flag, or one of several equal and valid ones
     else:
         item_format_ok = " and ".join(flag_descriptions)  # validation rejects this text and shows it
     return {
@@ -229,8 +229,8 @@ def _head_rows(sheet: TipSheet) -> Iterator[dict[str, object]]:
         "row": "instructions",
         "tip": f"In this table an empty cell means null. Score the rows that begin with 'tip', in {names}; "
         "format_ok is for the whole item and is in its first row only; write your name next to 'judge' above. "
-        "The rubric is below the tips. An apostrophe in front of a text keeps the spreadsheet from running it: keep "
-        "it. Save as CSV (UTF-8).",
+        "The rubric is below the tips. Keep every apostrophe in front of a text: it stops the spreadsheet from running "
+        "the text. Save as CSV (UTF-8).",
     }
 
 

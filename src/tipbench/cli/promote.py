@@ -58,9 +58,9 @@ def check(
 
     The policy passes if all clauses hold: (a) it wins in simulation; (b) no persona loses; (c) it does not lose in
     other worlds, in which tastes change halfway (drift), some rewards never arrive (lossy), or the category of a
-    tip does not matter (no-taste); (d) the event log agrees; (e) its shadow ran without drops and errors. Exit 0 if it
-    passed, 1 if it failed, 3 if there is not enough data. The check is recorded for `promote apply`, except with
-    --quick.
+    tip does not matter (no-taste); (d) the event log agrees that it does not lose; (e) its shadow dropped almost no
+    calls and had no errors. Exit 0 if it passed, 1 if it failed, 3 if there is not enough data. The check is recorded
+    for `promote apply`, except with --quick.
 
     Examples:
 

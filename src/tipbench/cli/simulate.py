@@ -82,13 +82,13 @@ def simulate(
     priors = [load_prior(path) for path in prior or ()]
     if plot is not None:
         check_chart_file(plot)
-    with progress_counter(f"simulating {config.world}") as count:
+    with progress_counter(f"simulating {config.world}") as show_count:
 
-        def report(so_far: Simulation, _share: float) -> None:
-            count(so_far.seeds_done, config.seeds)
+        def show_progress(so_far: Simulation, _share_done: float) -> None:
+            show_count(so_far.seeds_done, config.seeds)
             _write_progress(so_far.to_json())
 
-        result = simulation.simulate(config, priors=priors, on_progress=report).to_json()
+        result = simulation.simulate(config, priors=priors, on_progress=show_progress).to_json()
     if record:
         with open_or_start_mlflow(settings, mlflow_url) as mlflow:
             run_id = record_simulation(mlflow.store, result)

@@ -1,9 +1,9 @@
 """Analysis of variance of a board: score ~ scenario + model + prompt + model:prompt, with scenarios as blocks.
 
-It uses the complete rows of the board (pairs judged in every core scenario) and the scenarios that all of them share:
-the core scenarios, and any other in which every complete row is judged. Every model must have every prompt: the sums of
-squares then add up, and the order of the factors does not matter. The share of a factor is ω² (Hays 1963): (sum of
-squares − sum expected by chance) / (total + mean square of the error term), but at least 0. The residual is the rest.
+It uses the complete rows of the board (pairs judged in every core scenario) and the scenarios in which all these rows
+are judged: the core scenarios, and perhaps others. Every model must have every prompt: the sums of squares then add up,
+and the order of the factors does not matter. The share of a factor is ω² (Hays 1963): (sum of squares − sum expected by
+chance) / (total + mean square of the error term), but at least 0. The residual is the rest.
 
 `p` is from an F test with scenarios as a random factor. The error terms are model × scenario for models, prompt ×
 scenario for prompts, model × prompt × scenario for their interaction, and the residual for scenarios.
@@ -209,7 +209,7 @@ def _persona_factor(
 
 
 def _marginal_means(names: Sequence[str], means: Floats) -> dict[str, Estimate]:
-    """Return the estimate for each name in `means`, scenarios × names. Below MIN_SCENARIOS, it has no interval."""
+    """Return an estimate for each name, from its column of `means`. Below MIN_SCENARIOS, it has no interval."""
     estimates = {name: shown_estimate(column) for name, column in zip(names, means.T, strict=True)}
     # `shown_estimate` returns None only without scores, which does not happen here.
     return {name: estimate for name, estimate in estimates.items() if estimate is not None}

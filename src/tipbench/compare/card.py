@@ -82,7 +82,7 @@ def _state(board: Leaderboard) -> CardState:
     # After the last of several looks, further scenarios are not tested.
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
-    # `not ranking.tied`: only one row is ranked, or a row is better than the leader in the tested scenarios alone.
+    # `not ranking.tied`: only one row is ranked, or a row is better than the leader, but in the tested scenarios only.
     may_decide_later = ranking.too_few_units or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 
@@ -298,7 +298,8 @@ def _judging_minutes(board: Leaderboard, n_answers: int) -> float | None:
 def _has_cells(board: Leaderboard) -> bool:
     """Return whether any row has cells.
 
-    Stale rows have none. On a board by model, no row has any if no prompt is shared by all models; likewise by prompt.
+    Stale rows have none. On a board by model, rows have none if no prompt is shared by all models, and on a board by
+    prompt, if no model is shared by all prompts.
     """
     return any(standing.n_cells for standing in board.standings)
 

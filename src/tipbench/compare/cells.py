@@ -388,7 +388,8 @@ def _scored_cell(run: StoredRun, scores: CellScores, judge: str | None, provisio
 def _rubric_of(cells: Sequence[BoardCell], *, provisional: bool) -> str:
     """Return the rubric of the scores. Raises MixedRubrics if there are several.
 
-    Floors are not given by a judge, so their rubrics may differ. If all are floors, that of the newest run counts.
+    Floors are not given by a judge, so their rubrics may differ. If there are only floors, the rubric of the newest run
+    counts.
     """
     rubrics = Counter(cell.rubric for cell in cells if cell.rubric and not cell.floored)
     if len(rubrics) > 1:

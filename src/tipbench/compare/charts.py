@@ -142,7 +142,7 @@ def heat_map(board: Leaderboard, theme: Theme = LIGHT, *, narrow: bool = False) 
                 box["text"] = f"{description}; {STATE_TEXTS[state]}"
             boxes_data.append(box)
     n_columns = len(prompts) + 1
-    step = max(64, min(110, 620 // n_columns))  # width of a column in pixels; the rest is for the model names
+    step = max(64, min(110, 620 // n_columns))  # width of a column in pixels; the rest of WIDE is for the model names
     if narrow:
         step = max(46, (NARROW - 130) // n_columns)
     label_width_px = max(len(label) for label in column_labels.values()) * 7  # a letter is about 7 pixels wide

@@ -117,7 +117,7 @@ class ExperimentComparison:
 def compare_experiments(
     names: tuple[str, str], boards: tuple[BoardCells, BoardCells], mapping: Iterable[tuple[Pair, Pair]] = ()
 ) -> ExperimentComparison:
-    """Compare the pairs of `mapping` and those with the same name in both; raises NotEnoughData if there are none."""
+    """Compare the pairs of `mapping` and the pairs that both boards have. Raises NotEnoughData if there are none."""
     first, second = boards
     _check_comparable(names, first, second)
     matched = _match_pairs(names, first, second, list(mapping))

@@ -73,7 +73,7 @@ def test_a_real_mlflow_stopped_in_mid_run_costs_nothing(home: Path, tmp_path: Pa
         assert process.wait(180) == 0, (tmp_path / "log").read_text()
         assert count_cells(mlflow.url, experiment) == 24
         assert sum(request["path"] == "/api/chat" for request in server.log()["requests"]) == 24
-    assert "Results are kept in the journal until it is available" in (tmp_path / "log").read_text()
+    assert "Results are kept in the journal until MLflow is available" in (tmp_path / "log").read_text()
 
 
 def test_two_collects_at_once_on_one_ollama_take_turns(home: Path, mlflow_url: str, tmp_path: Path) -> None:

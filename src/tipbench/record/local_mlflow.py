@@ -2,8 +2,8 @@
 
 The server counts as running while its log file is locked. The saved process id proves nothing: another process could
 have reused it. All processes of the server inherit the lock with their standard output, so it is released when the
-last one exits.
-`LocalMlflow.up` starts it with `python -m tipbench.record.local_mlflow FILE COMMAND…`; FILE is `server.json`.
+last of them exits.
+`LocalMlflow.up` starts the server with `python -m tipbench.record.local_mlflow FILE COMMAND…`; FILE is `server.json`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LocalMlflow:
         deadline = time.monotonic() + wait_s
         with self._locked(deadline, report):
             if self._running():
-                # `log_start` is 0: where the log of this server begins is unknown.
+                # 0, because the position in the log file where this server's output begins is unknown.
                 return self._wait_until_healthy(deadline, wait_s, report, log_start=0)
             taken: set[int] = set()
             while True:

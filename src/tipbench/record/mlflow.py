@@ -235,7 +235,7 @@ class MlflowStore:
         return run_id
 
     def _all_items(self, path: str, body: wire.Json, key: str, *, read_ahead: bool = False) -> Iterator[wire.Json]:
-        """Yield the items of all pages; `key` is the field of a page that has them.
+        """Yield the items of all pages; a page has them in its field `key`.
 
         With `read_ahead`, the next page is requested before the current one is parsed.
         """
@@ -353,7 +353,7 @@ def find_mlflow(
 ) -> MlflowServer:
     """Return the server at `url`. Without `url`, return one that responds at a usual URL, else the local one.
 
-    If the local one is not running, it is started if `start` is true; otherwise LocalMlflowError is raised.
+    If the local one is not running, `start` decides whether it is started or LocalMlflowError is raised.
     """
     local = LocalMlflow(home)
     local_identity = f"local:{home.resolve()}"
@@ -362,7 +362,7 @@ def find_mlflow(
             status = local.status()
             is_local = status.url is not None and canonical_url(status.url) == canonical_url(http.url)
             if is_local and not status.running:
-                is_local = not http.is_mlflow()  # the local one is stopped: an MLflow on its port is another one
+                is_local = not http.is_mlflow()  # the local one is stopped, so an MLflow that responds is another one
             if is_local:
                 return MlflowServer(url, local_identity, f"local MLflow at {http.url}")
             return MlflowServer(url, canonical_url(http.url), f"MLflow at {http.url}")

@@ -116,7 +116,7 @@ class CurrentRun:
 
 
 def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
-    """Return the requests of a change, in the order to send them: the last one sets the state if the change has one.
+    """Return the requests of a change, in the order to send them: the last one sets the new state, if any.
 
     Raises ValueError or MlflowError if the change is invalid.
     """
@@ -132,7 +132,7 @@ def change_batches(change: RunChange, current: CurrentRun) -> list[Batch]:
             _check_value("tag", tag["key"], tag["value"], MAX_TAG_CHARS)
     # MLflow shows the value with the greatest (step, timestamp, value), not the one written last. So a new timestamp
     # must be later than the stored one, also within the same millisecond or if this machine's clock is behind.
-    # Unchanged values are written too: a faster response would reveal that this judge agrees with an earlier one.
+    # Unchanged values are written too: a faster response would tell a judge that an earlier judge gave the same scores.
     metrics: list[Json] = []
     for key, number in change.metrics.items():
         latest_timestamp, step = current.metric_times.get(key, (-1, 0))
@@ -165,7 +165,7 @@ def _changed_tags(change: RunChange, text_tags: Mapping[str, str]) -> list[list[
     if len(chunks) <= 1:
         return chunks
     new_parts: list[tuple[str, str]] = []
-    switch_tags: list[tuple[str, str]] = []  # readers ignore the new parts until these are written
+    switch_tags: list[tuple[str, str]] = []  # until these are written, readers ignore the new parts
     for key, text in change.texts.items():
         first, last = multi_request_tags(key, text, text_tags)
         new_parts += first.items()
@@ -279,7 +279,7 @@ class ExistingRuns:
 def classify_existing(run: NewRun, existing: Iterable[StoredRun]) -> ExistingRuns:
     """Classify the stored runs with the cell_key or record_id of `run`.
 
-    A half-written run with another record_id that started later is ignored: its writer may still be running.
+    A half-written run with another record_id, not older than `run`, is ignored: its writer may still be running.
     """
     same_record, same_cell, half_written, abandoned = [], [], [], []
     for stored in existing:

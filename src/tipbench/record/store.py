@@ -72,7 +72,7 @@ class RunStore(Protocol):
         ...
 
     def update(self, run_id: str, change: RunChange) -> None:
-        """Update a recorded run. The tags are written last, and `state` last of all: if it is new, all is new.
+        """Update a recorded run. The tags are written last, and `state` last of all: a new state means that all is new.
 
         If the writer dies, each text is either the old or the new one, and complete, but the tags may still be the old
         ones. Raises MlflowError for an illegal transition of the run's `state`. A run should have one writer at a time:
@@ -148,7 +148,7 @@ class MemoryStore:
             return run_id
 
     def begin(self, experiment_id: str, run: NewRun) -> str:
-        """Create a half-written run: the first step of `record`, and what an interrupted one leaves."""
+        """Create a half-written run: the first step of `record`, and what an interrupted `record` leaves."""
         with self._lock_or_raise():
             if experiment_id not in self._experiments:
                 raise MlflowError(f"There is no experiment {experiment_id}.", code="RESOURCE_DOES_NOT_EXIST")

@@ -47,7 +47,7 @@ def unescape(stored: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Raise ValueError for a key that is not valid for a text, or could be mistaken for a part of another."""
+    """Raise ValueError for a key that is not valid for a text, or could be mistaken for a part of another text."""
     if not is_text_tag(key) or text_key(key) != key:
         raise ValueError(f"a text's key begins with {_KEY_PREFIX!r} and ends neither in .meta nor in a number: {key!r}")
 

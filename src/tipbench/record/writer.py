@@ -34,7 +34,7 @@ class Writers:
         self._experiment_id = experiment_id
         self._journal = journal
         self._observer = observer
-        self._draining = draining  # the journal of a dead process: MLflow may already have any of its results
+        self._draining = draining  # the journal is a dead process's: MLflow may already have any of its results
         self._n_stored_at_first_failure: dict[str, int] = {}  # by record id
         self._server_errors: Counter[str] = Counter()  # by record id
         self._stop = threading.Event()
@@ -117,7 +117,7 @@ class Writers:
     def _store_entry(self, entry: Entry) -> None:
         run = self._journal.read(entry)
         failed_before = entry.record_id in self._n_stored_at_first_failure
-        # The run of a refused model has the same id each time.
+        # The run of a refused model has the same record id in each collect.
         may_exist = self._draining or failed_before or run.kind is RunKind.REFUSED
         try:
             self._store.record(self._experiment_id, run, may_exist=may_exist)
@@ -143,14 +143,14 @@ class Writers:
                 self._unavailable_since = time.monotonic()
         self._journal.put_back(entry)
         if newly_unavailable:
-            self._observer(Message(f"{why} Results are kept in the journal until it is available.", warning=True))
+            self._observer(Message(f"{why} Results are kept in the journal until MLflow is available.", warning=True))
             self._observer(Waiting("MLflow", limit_s=0))
         self._stop.wait(_UNAVAILABLE_RETRY_S)
 
     def _handle_error(self, entry: Entry, run: NewRun, exc: MlflowError) -> None:
         """Retry the result after a server error (5xx), skip it if MLflow rejects it (400), otherwise raise `exc`.
 
-        After many server errors, the result is skipped if MLflow stores others, or when draining. After several
+        After many server errors, the result is skipped if MLflow stores other results, or when draining. After several
         rejections in a row, `exc` is raised. A skipped result stays in the journal; when draining, a rejected one is
         moved to another file.
         """

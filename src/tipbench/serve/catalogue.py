@@ -41,7 +41,7 @@ class CatalogueFile(Schema):
     experiment: str | None = None
     pair: str | None = None
     rubric: str | None = None
-    provisional: bool = False  # scored by an automatic judge
+    provisional: bool = False  # scored by rules or a model
     tips: Annotated[list[CatalogueTip], Field(min_length=1)]
 
     def to_toml(self) -> str:

@@ -6,7 +6,7 @@
 | dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
 | obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 
-In jsonl, the value `signal` is "shadow:NAME" for a signal, and "serve" for a decision of the recommender, which uses
+In jsonl, the value `signal` is "shadow:NAME" for a signal, and "serve" for a decision of `/recommend`, which uses
 the active policy. It is null for other decisions and for rewards.
 """
 

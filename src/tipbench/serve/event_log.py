@@ -7,12 +7,13 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 | kind | policy | reward | body |
 |---|---|---|---|
 | score | serving policy | | request (without user and event id), at, chosen, probabilities, scores, x, n, … |
-| reward, late, duplicate | serving policy | the reward | action, dwell_ms, score; a reward also x, … |
+| reward, late, duplicate | serving policy | the reward | action, dwell_ms, score; in kind reward also x, … |
 | reset | | | erase |
 | import | policy of the state | | name, document |
-| signal | shadow policy | 1 if it chose the same tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
+| signal | shadow | 1 if it chose the served tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 
-In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry.
+In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry. `x` has the
+features of the chosen tip, `n` is the number of rewards learned before.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def load_keys(home: Path) -> Keys:
         text = path.read_text("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise UsageError(
-            f"{path} must consist of 64 hex digits; its {len(text)} characters do not. Restore it from a backup: "
-            "without it the stored state belongs to unknown users."
+            f"{path} must consist of 64 hex digits, but contains something else ({len(text)} characters). Restore it "
+            "from a backup: without it the stored state belongs to unknown users."
         )
     return Keys(bytes.fromhex(text))
 
@@ -222,7 +223,7 @@ class EventLog:
         return self._writer.execute("DELETE FROM log WHERE user = ? AND seq < ?", (user, before))
 
     def truncate_wal(self) -> None:
-        """Move the write-ahead log into the database file and empty it. Other readers may delay this."""
+        """Empty the write-ahead log into the database file. Readers may delay this."""
         self.write_database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def wait(self) -> None:

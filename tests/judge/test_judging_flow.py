@@ -348,7 +348,7 @@ def test_a_sheet_is_refused_under_another_name_than_it_was_exported_for(driver: 
     ("key", "value", "message"),
     [
         ("experiment", "tip-bench-other", "an experiment of this MLflow"),
-        ("experiment", "../../etc", "the name it was exported with"),
+        ("experiment", "../../etc", "the name in the exported file"),
         ("sheet", "0" * 12, "a sheet exported from tip-bench-judging"),
         ("format", "tipbench-duel/9", "'tipbench-sheet/1'"),
     ],

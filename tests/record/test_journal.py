@@ -407,7 +407,7 @@ def write_old_line(folder: Path, change: Callable[[dict[str, dict[str, object]]]
         (lambda line: line["put"].update(novel=1), "version 1 with unknown fields: novel"),
         (lambda line: line["put"].pop("texts"), "version 1 without the fields texts"),
         (lambda line: line["put"].update(kind="dream"), "version 1 with an unknown kind of run, 'dream'"),
-        (lambda line: line["put"].update(texts="all"), "version 1 with other values in texts"),
+        (lambda line: line["put"].update(texts="all"), "version 1 with values of other types in texts"),
     ],
 )
 def test_a_journal_of_another_version_is_refused_and_left_as_it_is(

@@ -30,8 +30,8 @@ DRIFT = "artifact:drift.json"
 SHEET_KIND = "sheet_kind"  # absent on a sheet of tips
 FINAL, REVISIONS = "sheet_final", "sheet_revisions"
 TIPS, DUEL = "sheet", "duel"  # kinds of sheets
-# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a hidden item. Nothing reads
-# them. They make MLflow get the same requests as for a cell, so that the time of an apply does not reveal hidden items.
+# Prefix of the metrics, tags and texts that an apply adds to the sheet's run for a control or repeat. Nothing reads
+# them. Writing them takes as long as writing a cell's scores, so that the time of an apply does not reveal such items.
 HIDDEN = "hidden_"
 StoredT = TypeVar("StoredT")
 
@@ -370,9 +370,9 @@ def find_original(
     try:
         check_experiment_name(name if isinstance(name, str) else "")
     except ValueError as exc:
-        raise wrong_field("experiment", "the name it was exported with, tip-bench-…") from exc
+        raise wrong_field("experiment", "the name in the exported file, tip-bench-…") from exc
     if not isinstance(sheet_id, str) or not 0 < len(sheet_id) <= 64:
-        raise wrong_field("sheet", "the id it was exported with")
+        raise wrong_field("sheet", "the id in the exported file")
     experiment = store.experiment(str(name))
     if experiment is None:
         raise wrong_field("experiment", "an experiment of this MLflow; see --mlflow-url")

@@ -1,8 +1,8 @@
 """The design of an experiment: its scenarios in order, and the looks at which its leaderboard may decide.
 
 A look (interim analysis) tests the leaderboard before all scenarios are judged. With more looks, it is more likely that
-one of them finds a lead by chance. So the number of looks is fixed before the first score, and each has a smaller
-significance level (Pocock 1977): together they are wrong in at most 5 % of experiments.
+one of them finds a lead by chance. So the number of looks is fixed before the first score, and the more looks, the
+smaller the significance level of each (Pocock 1977): together they are wrong in at most 5 % of experiments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_INTERVAL = 8  # scenarios between two looks
 MIN_SCENARIOS = 6  # the smallest p of a sign-flip test with n scenarios is 2 / 2ⁿ: below 0.05 from n = 6
 
 _MAX_TAG_CHARS = 1500  # well below MLflow's limit for an experiment's tag, 5000
-_MAX_PARTS = 999  # numbers of tags have three digits
+_MAX_PARTS = 999  # a part's number in the name of its tag has three digits
 
 LooksOption = Literal["auto", "one"]
 

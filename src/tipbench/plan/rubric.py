@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from tipbench.errors import SuiteError
 from tipbench.plan.toml_file import Id, Line, Place, Schema, TomlText
 
-FLAGS = ("format_ok", "overlong")  # computed for every tip; a rubric sets only their weights and floor
+FLAGS = ("format_ok", "overlong")  # computed from the answer; a rubric sets only their weights and floor
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class CalibratedTip:
-    """A tip with agreed scores. The rubric's anchors are calibrated tips."""
+    """A tip with agreed scores, such as an anchor: an example that the rubric shows to judges."""
 
     scenario: str
     tip: str

@@ -75,7 +75,7 @@ class Scenario:
         return fingerprint(self._content())
 
     def to_card(self) -> dict[str, Any]:
-        """Return the scenario as JSON values for judges: its content, the weekday and overdue flags."""
+        """Return the scenario as JSON values for judges: its content, the weekday, and which tasks are overdue."""
         content = self._content()
         for task_content, task in zip(content["persona"]["tasks"], self.persona.tasks, strict=True):
             task_content["overdue"] = task.overdue_on(self.day)

@@ -164,7 +164,7 @@ class Collector:
         """Unload a model; raises ResidencyError unless its server confirms that it is unloaded."""
         for _ in range(_MAX_RELEASE_ATTEMPTS):
             self._pause.until_alive(engine)
-            # A server that stops unloads its models. Still, wait until it runs again and confirms that.
+            # When a server stops, its models are unloaded. Still, wait until it runs again and confirms that.
             with suppress(ServerUnavailable):
                 engine.release(model)
                 return
@@ -224,7 +224,7 @@ class Collector:
         self._journal.append([run])
 
     def _supersede_concurrent_duplicates(self) -> None:
-        """Supersede duplicate runs of cells that a concurrent collect from another home folder recorded too.
+        """Supersede duplicates: runs of cells that were also recorded by a concurrent collect from another home folder.
 
         Of two concurrent collects, the one that ends last finds the other.
         """
@@ -240,7 +240,7 @@ class Collector:
                 supersede_duplicates(self._store, self._experiment, recorded, self._observer)
 
     def _summary(self) -> Summary:
-        # Only Ollama returns evidence: the other engines run in this process, where no other client can load a model.
+        # Evidence: which models were seen in a server's memory. Only Ollama is a server; others run in this process.
         evidence = [engine.evidence() for engine in self._engines.values()]
         return Summary(
             experiment=self._experiment.name,

@@ -54,8 +54,8 @@ class Pause:
                     return
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(
-                        f"The {engine.name} server was unavailable for {self._wait_s:g} s; unfinished cells "
-                        "are left for the next run. Start the server and run the same command again."
+                        f"The {engine.name} server was unavailable for {self._wait_s:g} s. Start the server, then run "
+                        "the same command again for what is unfinished."
                     )
 
 

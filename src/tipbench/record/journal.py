@@ -130,7 +130,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
     other_keys = value.keys() - {"put", "kept", "v"}
-    if other_keys and not checksum:  # the only other key is the checksum's, and it is damaged
+    if other_keys and not checksum:  # a line's only other key is its checksum's, so the checksum is damaged
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])
@@ -142,7 +142,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if missing := _FIELD_TYPES.keys() - fields.keys():
         return UnknownLine(f"version {FORMAT} without the fields {', '.join(sorted(missing))}")
     if mistyped := [name for name, kind in _FIELD_TYPES.items() if not isinstance(fields[name], kind)]:
-        return UnknownLine(f"version {FORMAT} with other values in {', '.join(mistyped)}")
+        return UnknownLine(f"version {FORMAT} with values of other types in {', '.join(mistyped)}")
     if fields["kind"] not in set(RunKind):
         return UnknownLine(f"version {FORMAT} with an unknown kind of run, {fields['kind'][:40]!r}")
     return NewRun(**{**fields, "kind": RunKind(fields["kind"]), "supersedes": tuple(fields["supersedes"])})
@@ -244,10 +244,7 @@ class Journal:
             self._changed.notify_all()
 
     def set_aside(self, entry: Entry) -> Path:
-        """Move an entry that MLflow rejects to a file next to the journal, and return the file's path.
-
-        That file is never drained.
-        """
+        """Move an entry, which MLflow has rejected, to a file that is never drained; return the path of that file."""
         refused_path = self.path.with_name(f"{self.path.name}.refused")
         with self._lock:
             line = self._read_line(entry)
@@ -298,7 +295,7 @@ class Journal:
             state = "is closed" if self._closed else "may end in half a line, which could not be removed"
             raise JournalError(
                 f"The journal {self.path} {state}, so nothing more is written to it. "
-                "Run the same command again: its complete lines are recorded then."
+                "Run the same command again: it records the complete lines of the journal."
             )
         return os.fstat(self._fd).st_size
 

@@ -214,7 +214,7 @@ def duel_request(
 def _read_cells_and_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
     """Return the cells and their leaderboard, which is None until people have scored cells."""
     cells = read_board_cells(store, experiment.experiment_id, CellFilter())
-    if cells.provisional:  # only automatic judges have scored
+    if cells.provisional:  # only rules or a model have scored
         return cells, None
     return cells, make_board(experiment.name, cells, BoardOptions(design=read_design(experiment.tags)))
 

@@ -192,9 +192,9 @@ def skip_unneeded_wait(context: Any) -> None:
         raise AirflowSkipException("Nothing waits for a judge.")
     if context["ti"].try_number > 1:
         # If the response arrives before the process of this task has ended, Airflow fails the task and retries it.
-        from tipbench.cli.airflow_tasks import pending_cells
+        from tipbench.cli.airflow_tasks import count_pending
 
-        if not pending_cells(conf(context)):
+        if not count_pending(conf(context)):
             raise AirflowSkipException("Nothing waits for a judge any more.")
 
 

@@ -149,7 +149,7 @@ def _with_retries(config: CollectConfig, read_experiment: Callable[[], Experimen
     return retry_while_unavailable(read_experiment, "MLflow", config.server_wait_s, LineProgress())
 
 
-def pending_cells(conf: Conf) -> int:
+def count_pending(conf: Conf) -> int:
     """Return the number of pending cells of the DAG run."""
     from tipbench.record.plan import configured_cells
     from tipbench.record.reader import count_states
@@ -279,7 +279,7 @@ def plan_models(conf: Conf, task_urls: TaskUrls) -> dict[str, Any]:
     reasons = tuple(survey.refused.values())
     for reason in reasons:
         print_message(f"refused: {reason}")
-    if reasons:  # for the panel's summary of the run, which adds the cells of the collect tasks
+    if reasons:  # the panel merges this event with those of the collect tasks, which count the cells
         print_event(Collected(config.experiment, cells=0, recorded_before=0, generated=0, failed=0, refused=reasons))
     # An alias is another name of a planned model. An unknown size counts as 0.
     sizes = {model: facts.params_b or 0.0 for model, facts in survey.facts.items() if model not in plan.aliases}
@@ -334,8 +334,8 @@ def assign_models(sizes: Mapping[str, float], possible_tasks: Mapping[str, Seque
 def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: Settings) -> ModelSurvey:
     """Query each server for its models. Models that need no server are assigned to the first task.
 
-    A model that no available server accepts is refused. Raises ServerUnavailable, after which Airflow retries, if no
-    server is available or, without `skip_refused`, if an unavailable server might have a refused model.
+    A model that no available server accepts is refused. Raises ServerUnavailable, so that Airflow retries, if no server
+    is available. Without `skip_refused`, one unavailable server is enough if a model that needs a server is refused.
     """
     from tipbench.generate.engine import EngineDependencies, build_engines, close_engines, model_facts
 
@@ -371,7 +371,7 @@ def _survey_models(config: CollectConfig, servers: Mapping[str, str], settings: 
         raise unavailable[0]
     for error in unavailable:
         print_message(f"warning: {error} The other servers run its models.")
-    # The plan uses the facts of the first server that accepts a model, so a server with other weights cannot run it.
+    # A model's facts are those of the first server that accepts it. A server with other weights must not run the model.
     first_facts = {model: next(iter(facts.values())) for model, facts in accepted.items() if facts}
     return ModelSurvey(
         facts=first_facts,
@@ -395,7 +395,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
         experiment = _with_retries(config, lambda: store.ensure_experiment(config.experiment))
         now_ms = int(time.time() * 1000)
         for model, reason in survey.refused.items():
-            # An earlier attempt of the task may have recorded it.
+            # An earlier attempt of the task may have recorded the refusal.
             store.record(experiment.experiment_id, refused_run(model, reason, now_ms), may_exist=True)
         if survey.refused:
             store.mark_changed(experiment.experiment_id)
@@ -406,7 +406,7 @@ def _record_refusals_and_plan(config: CollectConfig, suite: Suite, survey: Model
 def collect_model(conf: Conf, model: str, ollama_url: str | None) -> dict[str, Any]:
     """Collect a model's missing cells. Raises UsageError if a retry cannot help, else another TipbenchError."""
     config = read_conf(conf, load_settings(), uses_conf_ollama=ollama_url is None)
-    # A refused model fails the task, and so does a server in use: Airflow then retries instead of occupying a worker.
+    # A refused model fails the task. So does a server in use: Airflow retries later instead of occupying a worker.
     overrides = {"models": model, "skip_refused": False, "wait": False, "ollama_url": ollama_url or config.ollama_url}
     request = collect_request(config.model_copy(update=overrides))
     # `private` has the environment variables with secrets.
@@ -517,7 +517,7 @@ def _closed_on_exit(pipe: IO[bytes]) -> Iterator[None]:
 def main() -> None:
     """Run the command line, and exit as on SIGTERM when stdin closes.
 
-    Stdin is a pipe without content. The task closes it when it is terminated; the kernel closes it if the task dies.
+    Stdin is a pipe without content. A terminated task closes the pipe; if the task dies, the kernel closes it.
     """
 
     def watch_stdin() -> None:

@@ -50,7 +50,7 @@ def build(
     write_output(out, catalogue.to_toml(), "--out")
     categories = Counter(tip.category for tip in catalogue.tips)
     if catalogue.provisional:
-        print_message("warning: the scores are an automatic judge's; judge the tips before you serve them to people")
+        print_message("warning: the scores are provisional; judge the tips before you serve them to people")
     if json_:
         print_json({**catalogue.model_dump(exclude={"tips"}), "tips": len(catalogue.tips), "categories": categories})
         return

@@ -181,11 +181,11 @@ def _compare_two(
         if not separator:
             raise UsageError(f"--map must be PAIR1=PAIR2 (got {text[:120]!r}).")
         mapped_pairs.append((parse_pair_option(pair, "map"), parse_pair_option(other_pair, "map")))
-    boards = (
+    cells = (
         read_board_cells(store, first.experiment_id, cell_filter),
         read_board_cells(store, second.experiment_id, cell_filter),
     )
-    result = compare_experiments((first.name, second.name), boards, mapped_pairs)
+    result = compare_experiments((first.name, second.name), cells, mapped_pairs)
     if output_format == "json":
         print_json(result.to_json())
     elif output_format == "md":

@@ -126,7 +126,8 @@ def _print_exported(result: ExportResult, judge: str | None, out: Path) -> None:
         print_message(f"{result.n_other_rubric} cells were scored under another rubric; --rejudge includes them")
     if result.n_other_conditions:
         print_message(
-            f"{result.n_other_conditions} answers were collected under older conditions; compare uses only the newest"
+            f"{result.n_other_conditions} answers were collected under older conditions; "
+            "compare uses only the newest conditions"
         )
     if result.n_added:
         print_message(
@@ -154,9 +155,9 @@ def duel(
 ) -> None:
     """Write blind A/B comparisons of tied pairs for a judge.
 
-    Compares the leader's answers with those of the pairs tied with it. Every two answers to a scenario are compared
-    twice, in both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare`
-    shows the results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
+    Compares the answers of the leader and of the pairs tied with it: every two answers to the same scenario twice, in
+    both orders. Fill in each `winner` (a, b or tie), then run `tipbench judge apply FILE`. `tipbench compare` shows the
+    results next to the leaderboard; they never change its ranks. Exit 3 if nothing is tied.
 
     Examples:
 
@@ -228,7 +229,7 @@ def apply(
 
     The sheet is validated, and the judge's drift is measured. Any error rejects the whole sheet; the message names
     item, tip and field. Unfinished items stay pending; the sheet can be completed or revised and applied again. The
-    drift is first checked, and shown, with the last item or with --final. After a later revision, only the verdict is
+    drift is checked and shown when all items are finished, or with --final. After a later revision, only the verdict is
     shown. If the drift exceeds the limit, the scores are held: stored but not counted, until the sheet is revised or
     the drift is accepted with a reason.
 
@@ -318,7 +319,7 @@ def _show_held(applied: ApplyResult) -> None:
         for score in sorted(by_score)[:_MAX_ANCHORS_SHOWN]:
             print(f"  {score}  “{by_score[score].tip}” ({by_score[score].why})")
     print(
-        "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare them "
+        "\nThe scores are stored but not counted; an honest judge is held in about 1 of 20 sheets. Compare the scores "
         "with the anchors, revise the sheet and apply it again, or pass --accept-drift with a reason to count them."
     )
 

@@ -81,7 +81,7 @@ def run(
     num_ctx: Annotated[
         str | None, typer.Option(metavar="NUMBER", help=f"The model's context, in tokens.{default_text('num_ctx')}")
     ] = None,
-    evict: Annotated[bool, typer.Option("--evict", help="Unload what Ollama has in memory first.")] = False,
+    evict: Annotated[bool, typer.Option("--evict", help="First unload what Ollama has in memory.")] = False,
     allow_unknown_size: Annotated[
         bool, typer.Option("--allow-unknown-size", help="Allow a model of unknown size.")
     ] = False,
@@ -93,8 +93,8 @@ def run(
 
     Hidden controls measure the judge's drift, which is shown. `rules` and `ollama:MODEL` are provisional: their scores
     are stored separately, and cells stay pending. `command:` runs a program that reads the sheet from stdin and writes
-    it to stdout. A program can use files instead: {sheet} and {out} in the command are replaced by their paths. The
-    scores count as those of --judge NAME (default: the program's name), unless they drift beyond the limit.
+    it, filled, to stdout, or uses files: {sheet} and {out} in the command are replaced by their paths. A
+    program's scores count as those of --judge NAME (default: the program's name), unless its drift exceeds the limit.
 
     Examples:
 

@@ -74,7 +74,7 @@ def _show_status(judging: JudgingStatus, rules_errors: dict[str, dict[str, dict[
     for judge in judging.judges:
         if judge.unchecked:
             print(f"{judge.judge}: {judge.unchecked} items are not checked for drift until their sheet is finished")
-        if judge.duels and judge.sheets:  # a duel shows real answers, so the other items would be controls
+        if judge.duels and judge.sheets:  # duels show real answers only, so a sheet's other items would be controls
             print(f"{judge.judge}: sheets closed, because duels were opened")
     _show_trends(judging.judges)
     if judging.twice:

@@ -34,10 +34,10 @@ def fit(
 ) -> None:
     """Fit a prior from a simulation or from the event log.
 
-    How much a prior reduces the squared error of predicted rewards is measured on users that it was not fitted on. For
-    a simulated prior, new users of every world who start from it are also compared with users who start without a prior
-    (`gain`), and with users who start from a prior fitted in their world (`price`, usually negative). Both are
-    differences in reward per decision. Use the file with `tipbench serve --prior FILE`.
+    Measures how much the prior reduces the squared error of predicted rewards, on users that it was not fitted on.
+    A prior from a simulation is also tried on new users of several worlds. In reward per decision, `gain` is the
+    difference to users who start without a prior; `price`, usually negative, is the difference to users who start from
+    a prior fitted in their own world. Use the file with `tipbench serve --prior FILE`.
 
     Examples:
 
@@ -69,7 +69,7 @@ def fit(
         text_columns=("feature",),
     )
     explained = estimate_text(result["explained"])
-    print(f"\nsquared error per reward, compared with predicting 0: reduced by {explained} (for users not fitted on)")
+    print(f"\nsquared error per reward of users not in the fit, compared with predicting 0: reduced by {explained}")
     if result["worlds"]:
         print()
         rows = [(row["world"], estimate_text(row["gain"]), estimate_text(row["price"])) for row in result["worlds"]]

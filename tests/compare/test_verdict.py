@@ -135,13 +135,13 @@ def test_model_without_an_answer_is_named_in_a_decision_between_models() -> None
     )
     found = make_board("tip-bench-test", replace(cells, cells=failed), BoardOptions(by="model"))
     assert found.ranking.decided
-    assert "every other model is clearly worse, without 1 model that gave no answer." in found.verdict
+    assert "every other model is clearly worse, not counting 1 model that gave no answer." in found.verdict
 
 
 def test_stale_rows_are_named_in_a_decision() -> None:
     found = make_board("tip-bench-test", cells_of({A: LOW, B: HIGH}, stale={C: 8}), BoardOptions())
     assert found.ranking.decided
-    assert "every other pair is clearly worse, without 1 pair of an older build, prompt or scenario." in found.verdict
+    assert "every other pair is clearly worse, not counting 1 pair of an older build, prompt or scenario." in found.verdict
 
 
 def test_row_that_is_clearly_better_at_the_look_is_never_called_worse() -> None:

@@ -152,10 +152,10 @@ def test_judged_quality_that_predicts_completion_is_found(served_home: Path) -> 
 def test_r17_a_promotion_needs_a_passed_fresh_check_of_the_same_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="no passed check"):
+    with pytest.raises(UsageError, match="not passed a check"):
         apply_promotion(tmp_path, "egreedy/v3", user="ada")
     check_promotion(tmp_path, "egreedy/v3", size=SMALL, quick=True, user="ada")
-    with pytest.raises(UsageError, match="no passed check"):
+    with pytest.raises(UsageError, match="not passed a check"):
         apply_promotion(tmp_path, "egreedy/v3", user="ada")
     verdict = check_promotion(tmp_path, "egreedy/v3", size=ENOUGH, simulation_only=True, user="ada")
     assert verdict.passed
@@ -184,5 +184,5 @@ def test_a_worse_policy_fails_and_cannot_be_applied(tmp_path: Path) -> None:
         switches.switch_unchecked("egreedy/v3", user="ada", reason="test")
     verdict = check_promotion(tmp_path, "egreedy/v1", size=SMALL, simulation_only=True, user="ada")
     assert verdict.exit_code == 1
-    with pytest.raises(UsageError, match="no passed check"):
+    with pytest.raises(UsageError, match="not passed a check"):
         apply_promotion(tmp_path, "egreedy/v1", user="ada")

@@ -188,7 +188,7 @@ def duel_request(
     seed: int | None = None,
     suite: str | None = None,
 ) -> DuelRequest:
-    """Return a request for duels between the leader and the ranked pairs tied with it.
+    """Return a request for duels between any two of the leader and the ranked pairs tied with it.
 
     Raises NotEnoughData if no pairs are tied. The message names no pair, because judges read it.
     """

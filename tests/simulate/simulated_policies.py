@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tipbench.serve.policy import POLICIES
 from tipbench.simulate.promotion_gate import FULL, QUICK, WORLDS, Size, simulation_clauses
-from tipbench.simulate.rollout import CONTROL, Arm, rollout
+from tipbench.simulate.rollout import CONTROL_ARM, Arm, rollout
 from tipbench.simulate.simulation import SimulationConfig, simulate
 from tipbench.simulate.world import World, WorldName
 
@@ -38,12 +38,12 @@ def gates(size: Size) -> Iterator[tuple[str, bool]]:
 
 def attribution(size: Size) -> Iterator[tuple[str, bool]]:
     """Check that the gain of v3 comes from its features, and not from an intercept."""
-    config = SimulationConfig(policies=f"{CONTROL},egreedy/v2,egreedy/v3", ablation="egreedy/v3", **vars(size))
+    config = SimulationConfig(policies=f"{CONTROL_ARM},egreedy/v2,egreedy/v3", ablation="egreedy/v3", **vars(size))
     found = simulate(config).to_json()
     gains = {policy["name"]: policy["gain"] for policy in found["policies"] if policy["gain"]}
     lines = [f"{name} − egreedy/v1: {_interval(gain)}" for name, gain in gains.items()]
     lines += [f"    egreedy/v3 without {row['feature']} loses {_interval(row['loss'])}" for row in found["ablation"]]
-    yield "\n".join(lines), gains["egreedy/v3"]["ci_low"] > gains[CONTROL]["ci_high"]
+    yield "\n".join(lines), gains["egreedy/v3"]["ci_low"] > gains[CONTROL_ARM]["ci_high"]
 
 
 def null_world(seeds: int) -> Iterator[tuple[str, bool]]:

@@ -15,7 +15,7 @@ from tipbench.serve.prior import Prior
 from tipbench.serve.request import REWARD, SCORE
 from tipbench.serve.tallies import Tallies
 from tipbench.simulate import rollout as module
-from tipbench.simulate.rollout import CONTROL, Arm, find_arm, rollout
+from tipbench.simulate.rollout import CONTROL_ARM, Arm, find_arm, rollout
 from tipbench.simulate.simulation import SimulationConfig, simulate
 from tipbench.simulate.world import World
 
@@ -27,7 +27,7 @@ def prior_for(name: str) -> Prior:
 
 
 @pytest.mark.parametrize("world", ["standard", "drift", "lossy", "linear"])
-@pytest.mark.parametrize("name", [*POLICIES, CONTROL, "egreedy/v3 without quality"])
+@pytest.mark.parametrize("name", [*POLICIES, CONTROL_ARM, "egreedy/v3 without quality"])
 def test_the_vectorised_rollout_decides_as_the_policy_objects_do(name: str, world: str) -> None:
     arm = find_arm(name)
     fast = rollout(World(world, 3, 10, 30), [arm], record=True)[0]

@@ -7,7 +7,7 @@ import pytest
 
 from support.simulated_requests import reward_request
 from tipbench.serve.policy import reward_of
-from tipbench.simulate.rollout import CONTROL, find_arm, rollout
+from tipbench.simulate.rollout import CONTROL_ARM, find_arm, rollout
 from tipbench.simulate.world import ACTIONS, COMPLETED, PROFILE_KEYS, World, WorldName, load_personas
 
 
@@ -89,7 +89,7 @@ def test_a_lossy_world_loses_its_share_of_rewards() -> None:
 
 
 def test_common_random_numbers_shrink_the_variance_of_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    arms = [find_arm("egreedy/v1"), find_arm(CONTROL)]
+    arms = [find_arm("egreedy/v1"), find_arm(CONTROL_ARM)]
     shared = rollout(World("standard", 4, 500, 60), arms)
     monkeypatch.setattr("tipbench.simulate.world._OUTCOME_STREAM", 99)  # other outcomes of the same users and offers
     other = rollout(World("standard", 4, 500, 60), arms[1:])

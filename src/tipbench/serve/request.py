@@ -192,8 +192,8 @@ class RewardRequest(TypedDict, total=False):
 def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
     """Raise ValueError if the time is invalid or not normalized, or if tip ids repeat.
 
-    These are the checks that `fast_validation` needs in addition to the JSON Schema. After an error, pydantic validates
-    the request; it normalizes the time.
+    These are the checks that `fast_validation` needs in addition to the JSON Schema. A request that fails them is
+    validated by pydantic, which normalizes the time.
     """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _normalize_time(at) != at:

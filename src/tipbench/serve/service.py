@@ -185,7 +185,7 @@ class PolicyService:
             "prior": self.prior_hashes.get(policy.name),
             "version": policy.version,
             "features": policy.features.version,
-            "signal": "serve" if is_recommendation else None,  # for users of the log: as in the signals of shadows
+            "signal": "serve" if is_recommendation else None,  # for the export; a shadow's entry has "shadow:NAME"
             "latency_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         entry, committed = self.log.append("score", user.key, received, body, event=event_id, policy=policy.name)
@@ -338,7 +338,7 @@ class PolicyService:
     def flush(self) -> None:
         """Write the state of all changed users, in batches, so that requests wait only briefly for the lock.
 
-        Afterwards, if more than _MAX_USERS are in memory, drop unchanged users, the first loaded first.
+        Afterwards, if more than _MAX_USERS are in memory, drop the users loaded first, except changed ones.
         """
         with self._flush_lock:
             with self._lock:
@@ -358,8 +358,8 @@ class PolicyService:
                 documents |= self._users[key].changed_documents()
                 self._users[key].dirty.clear()
                 self._changed_users.remove(key)
-            # The commit of the newest entries that the documents include. It is read before the lock is released: once
-            # a commit has failed, `pending` does not return it, and documents would be saved without their entries.
+            # `pending` is called before the lock is released, because it returns no commit that has already failed:
+            # the documents would then be saved although their log entries are lost.
             committed = self.log.pending()
         try:
             if committed is not None:

@@ -76,7 +76,7 @@ def decode(document: bytes, user: str, name: str) -> dict[str, Any]:
     features = None if name == TALLIES else POLICIES[name].features
     found: list[object] = [schema]
     supported: list[object] = [SCHEMA]
-    if features is not None and isinstance(content.get("features"), str):  # the adapter rejects another type
+    if features is not None and isinstance(content.get("features"), str):  # if not a string, the adapter rejects it
         found.append(content["features"])
         supported.append(features.version)
     if found != supported:

@@ -30,7 +30,7 @@ STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
-# Documents can be made without priors: their sums do not depend on them, and the hash of the prior is in the log.
+# Documents can be made without priors: the sums in them depend on none, and the hash of the prior is in the log.
 _NO_PRIORS: Mapping[str, Prior] = {}
 _logger = logging.getLogger(__name__)
 _ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # converts an OSError; takes (path, problem)
@@ -246,7 +246,7 @@ def import_state(home: Path, folder: Path, *, store_kind: str = "sqlite") -> int
                     policy = name if name in POLICIES else None
                     _, committed = log.append("import", user, time.time(), body, policy=policy)
                     n_files += 1
-            committed.result()  # of the last entry; every user of `source` has at least one document
+            committed.result()  # waits for the last entry; every user of `source` has at least one
             store.save(load_user(user, _NO_PRIORS, log.database, store).changed_documents())
     return n_files
 

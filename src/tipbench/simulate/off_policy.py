@@ -37,7 +37,7 @@ _BOOTSTRAP_SAMPLES = 2000
 
 @dataclass(frozen=True)
 class LoggedDecisions:
-    """Decisions with rewards; each array has one value per decision, in the order of the rewards in the log."""
+    """Decisions with rewards; each array has one value per decision, in the order in which the rewards were logged."""
 
     user: Ints
     reward: Floats
@@ -99,7 +99,7 @@ class WeightDiagnostics:
 
     mean_weight: Estimate
     largest_weight: float
-    effective_sample: float  # (Σw)²/Σw²: as informative as this many decisions of the target policy
+    effective_sample: float  # (Σw)²/Σw²: the log is as informative as this many decisions of the target policy
     n_decisions: int
 
     @property
@@ -143,7 +143,7 @@ class ReplayedDecision:
 
 
 def replay(entries: Iterable[Entry], target: Policy, prior: Prior | None = None) -> list[ReplayedDecision]:
-    """Return the rewarded decisions of the log, in the order of their rewards, replayed for the target policy.
+    """Return the rewarded decisions of the log, in the order in which their rewards were logged.
 
     The target's probabilities are computed from the logged requests, after learning the user's earlier rewards. Raises
     UsageError for decisions without valid probabilities of all candidates.

@@ -28,7 +28,7 @@ class PriorGain(NamedTuple):
     """The gain of a prior in one simulated world, in reward per decision."""
 
     over_none: Estimate | None  # over starting without a prior
-    over_own_prior: Estimate | None  # over the world's own prior, usually negative; None if the two are the same
+    over_own_prior: Estimate | None  # over a prior fitted in this world, usually negative; None if this prior was
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def fit_from_simulation(policy: str, world: WorldName, *, users: int, rounds: in
     prior = _make_prior(policy, statistics, source)
     gains = {}
     for evaluated_world in dict.fromkeys((world, *EVALUATION_WORLDS)):
-        own_prior = prior  # fitted in the evaluated world
+        own_prior = prior
         if evaluated_world is not world:
             own_statistics = _simulate_statistics(policy, World(evaluated_world, seed, users, rounds))
             own_prior = _make_prior(policy, own_statistics, source)  # not saved, so its source does not matter

@@ -43,7 +43,7 @@ from tipbench.serve.tallies import (
 from tipbench.simulate.world import ACTIONS, COMPLETED, Floats, Ints, Outcome, Round, World
 
 # A control arm, v1 with an intercept: shows whether another policy gains by its features or only by its intercept.
-CONTROL = "egreedy/v1+bias"
+CONTROL_ARM = "egreedy/v1+bias"
 _DISMISSED = ACTIONS.index("dismissed")
 _HOUR_COS = np.array([math.cos(math.tau * hour / 24) for hour in range(24)])
 _HOUR_SIN = np.array([math.sin(math.tau * hour / 24) for hour in range(24)])
@@ -65,12 +65,12 @@ def find_arm(name: str, priors: Mapping[str, Prior] | None = None) -> Arm:
     without the weights of the removed features. Raises UsageError for an unknown name.
     """
     policy_name, _, removed = name.partition(" without ")
-    if policy_name == CONTROL:
-        policy = _with_features(POLICIES["egreedy/v1"], CONTROL, (*POLICIES["egreedy/v1"].features.names, "bias"))
+    if policy_name == CONTROL_ARM:
+        policy = _with_features(POLICIES["egreedy/v1"], CONTROL_ARM, (*POLICIES["egreedy/v1"].features.names, "bias"))
     elif policy_name in POLICIES:
         policy = POLICIES[policy_name]
     else:
-        raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL])}.")
+        raise UsageError(f"There is no policy {policy_name[:60]!r}. Choose from {', '.join([*POLICIES, CONTROL_ARM])}.")
     prior = priors.get(policy_name) if priors else None
     if removed:
         kept = tuple(feature for feature in policy.features.names if not fnmatch(feature, removed))

@@ -17,12 +17,12 @@ from tipbench.errors import UsageError
 from tipbench.plan.collect_config import split_names
 from tipbench.serve.policy import DEFAULT_POLICY, POLICIES
 from tipbench.serve.prior import Prior
-from tipbench.simulate.rollout import CONTROL, Arm, ArmResult, find_arm, rollout
+from tipbench.simulate.rollout import CONTROL_ARM, Arm, ArmResult, find_arm, rollout
 from tipbench.simulate.world import Ints, World, WorldName, load_personas
 
 EXPERIMENT = "tip-sim"
 CURVE_POINTS = 50  # rounds at which a learning curve is stored
-ALL_POLICIES = (DEFAULT_POLICY, CONTROL, *(name for name in POLICIES if name != DEFAULT_POLICY))
+ALL_POLICIES = (DEFAULT_POLICY, CONTROL_ARM, *(name for name in POLICIES if name != DEFAULT_POLICY))
 _MAX_DECISIONS = 400_000_000  # of all arms together; takes about 20 minutes on one core
 
 
@@ -47,7 +47,7 @@ class SimulationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_names_and_size(self) -> SimulationConfig:
-        known = [*POLICIES, CONTROL]
+        known = [*POLICIES, CONTROL_ARM]
         names = [*self.policy_names, self.ablation] if self.ablation else self.policy_names
         for name in names:
             if name not in known:
@@ -76,7 +76,7 @@ class SimulationConfig(BaseModel):
     def ablated_features(self) -> tuple[str, ...]:
         """Features, or patterns of features, that the ablation leaves out one at a time.
 
-        The pattern `category_*` leaves out all features from the tallies together.
+        The pattern `category_*` stands for all features computed from tallies, left out together.
         """
         if not self.ablation:
             return ()

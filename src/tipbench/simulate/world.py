@@ -172,7 +172,7 @@ class World:
         self._tastes = self._draw_tastes(normal[4:])
         drift_normal = np.random.default_rng((seed, _DRIFT_STREAM)).standard_normal((n_users, n_tastes)).T
         self._later_tastes = self._draw_tastes(drift_normal) if self.name is WorldName.DRIFT else self._tastes
-        # The linear world has no drift, so it can use the same numbers for its coefficients.
+        # The linear world has no drift, so it can use the drift's numbers for its coefficients.
         self._linear_coefficients = np.array(_LINEAR_SCALES)[:, None] * np.tanh(drift_normal[: len(_LINEAR_SCALES)])
         self._task_table, self._tip_table = _utility_tables(self.personas)
         self._preferred_hour_cos_sin = _cos_sin(self._per_user("preferred_hour"))
@@ -201,7 +201,7 @@ class World:
         table = [[persona.profile[key] for key in PROFILE_KEYS] for persona in self.personas.personas]
         completed, dismissed, dwell, hour, volume = np.array(table, dtype=np.float64)[self.persona].T
         dwell_normal, hour_normal, volume_normal = normal
-        # The offset of the base utility changes the rates too: a higher one has more completions and fewer dismissals.
+        # The offset of the base utility changes the rates too: the higher, the more completions and fewer dismissals.
         return np.stack(
             [
                 _sigmoid(_logit(completed) + 0.8 * offset),
@@ -344,7 +344,7 @@ class World:
 
 def rewards(action: Ints, dwell_ms: Floats) -> Floats:
     """Return the reward of each action by the rules of `serve.policy`. Only completed actions have a dwell."""
-    # NaN, a missing dwell, sorts after all limits. Without the last limit, infinity, it gets the last reward's index.
+    # NaN, a missing dwell, sorts after all limits; as the last limit (infinity) is left out, it gets the last index.
     by_dwell = _DWELL_REWARDS.take(np.searchsorted(_DWELL_LIMITS_MS[:-1], dwell_ms, side="right"))
     return np.where(action == COMPLETED, by_dwell, _ACTION_REWARDS.take(action))
 

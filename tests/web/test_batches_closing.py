@@ -78,7 +78,7 @@ def test_a_batch_finished_with_one_item_shows_the_verdict_alone(judge_client: Ju
     outcome = judge_client.close(sheet).json()["outcome"]
     assert (outcome["drift"], outcome["self_agreement"]) == ({"verdict": "unknown"}, None)
     page = judge_client.served.get(f"/judge/batches/{sheet}", token=judge_client.served.judge).text
-    assert "with few items filled, is shown without numbers" in page
+    assert "No numbers are shown: the sheet was finished before, or has few items filled." in page
 
 
 def test_finishing_with_an_open_item_gives_the_verdict_and_later_changes_only_its_state(

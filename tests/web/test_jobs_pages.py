@@ -235,7 +235,7 @@ def test_every_state_is_shown_in_words(panel: ScriptedPanel) -> None:
 
 def test_an_unavailable_server_is_shown(panel: ScriptedPanel) -> None:
     page = panel.page(panel.collect(RUNNING, *HALF, events.Waiting("Ollama", 60.0)))
-    assert "Waiting for Ollama; it continues once" in page
+    assert "Waiting for Ollama; the job continues once" in page
     assert "paused" in page
 
 

@@ -53,7 +53,7 @@ class Cache:
             return cast("_T", entry.value)
 
     def make_room(self, size: int) -> None:
-        """Grow to at least `size`: an LRU cache never hits if a longer list is read in order again and again."""
+        """Grow to at least `size`. An LRU cache smaller than a list that is read in order repeatedly never hits."""
         with self._lock:
             self._size = max(self._size, size)
 

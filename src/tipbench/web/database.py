@@ -18,9 +18,9 @@ CREATE TABLE IF NOT EXISTS tokens (
 CREATE TABLE IF NOT EXISTS ended_sessions (id TEXT PRIMARY KEY, expires INTEGER NOT NULL) STRICT;
 """
 # Here and in _WEBHOOK, a column `place` has the identity of an MLflow server, see `MlflowConnection.identity`.
-# `batch_items` has the current version of each item. `batch_history` has all versions, but the oldest of a batch are
-# deleted to limit its size. `parent` is the version that undo restores. `batch_keys` has the idempotency keys of the
-# requests that opened a batch.
+# `batch_items` has the current version of each item. `batch_history` has all versions; beyond its limits the oldest
+# are deleted. `parent` is the version that undo restores. `batch_keys` has the idempotency keys of the requests that
+# opened a batch.
 _BATCHES = """
 CREATE TABLE IF NOT EXISTS batches (
     sheet TEXT PRIMARY KEY, place TEXT NOT NULL, experiment TEXT NOT NULL, judge TEXT NOT NULL, kind TEXT NOT NULL,

@@ -67,7 +67,7 @@ class PanelMlflow:
         Raises LocalMlflowError if no MLflow is found.
         """
         if self._given is None:
-            # Only to raise: without a running server, `open` may start one.
+            # Called only because it raises if no server is found; `open` could start one.
             find_mlflow(self._settings.get("mlflow_url"), self._settings.home, start=False, report=log.debug)
         return self.open()
 
@@ -191,9 +191,9 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Use them in this order, and before authorisation. Authorisation reads the body for the CSRF token, so
-# LIMIT_SHEET_REQUESTS must have set the body's limit. With the scope "function", dependencies end before the response
-# is sent, the last one first:
+# Use these three dependencies in this order. On routes for judges' forms, LIMIT_SHEET_REQUESTS also comes before
+# authorisation, which reads the body for the CSRF token: the body's limit must be set by then. With the scope
+# "function", dependencies end before the response is sent, the last one first:
 # - LIMIT_FILLED_SHEETS releases its slot.
 # - FIX_RESPONSE_TIME delays the response.
 # - LIMIT_SHEET_REQUESTS releases the token's slot. If it did so before the delay, other requests of the token would

@@ -100,7 +100,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 def body_of(model: type[_M], require: Callable[..., Any]) -> Any:
     """Return a dependency that authenticates with `require`, then parses the body. FastAPI would parse it first."""
 
-    # Not in `Annotated`: FastAPI evaluates annotations with global names only, and `require` is a local one.
+    # `Depends` is not in `Annotated`: FastAPI evaluates annotations with global names only, and `require` is local.
     async def read(request: Request, _caller: Any = Depends(require)) -> _M:  # noqa: B008
         return validate_part(model, await read_json(request), "body")
 

@@ -49,7 +49,7 @@ class PanelMlflowLookup:
     def address(self, job: Job) -> str:
         """Return the MLflow URL for workers: the job's, or else the panel's. Raises NotEnoughData if there is none.
 
-        The URL has no login, because Airflow shows the conf of every run.
+        The URL has no login, because Airflow shows the conf of every DAG run.
         """
         url = job.arguments.get("mlflow_url") or strip_login(self.mlflow.open().url)
         return str(url)
@@ -295,8 +295,8 @@ def start_judge(
 def retry_job(panel: Panel, job_id: str, *, started_by: str, idempotency_key: str | None = None) -> Submitted:
     """Queue a copy of a job. A judging program is replaced by the one that is configured now.
 
-    Raises JobConflict unless the job failed, was cancelled or is lost. Raises Forbidden if no judging program is
-    configured, or if the job's servers or suite are no longer permitted.
+    Raises JobConflict unless the job failed, was cancelled or is lost. Raises Forbidden if the job needs a
+    judging program and none is configured, or if its servers or suite are no longer permitted.
     """
     old = panel.jobs.store.get(job_id)
     restricted = {name: old.arguments[name] for name in (*URL_KEYS, "suite") if old.arguments.get(name) is not None}

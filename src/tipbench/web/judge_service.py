@@ -38,7 +38,7 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV_TYPE = "text/csv"
-MIN_ANSWERS = MIN_CONTROLS  # in a judge's sheet; it has at least one control tip per answer, so MIN_CONTROLS in all
+MIN_ANSWERS = MIN_CONTROLS  # in a judge's sheet, which then has at least MIN_CONTROLS control tips
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 

@@ -117,7 +117,7 @@ class OperatorPermissions:
         return config.model_copy(update=allowed_urls)
 
     def schema(self) -> dict[str, Any]:
-        """Return the configuration's JSON schema, with this server's defaults and allowed URLs."""
+        """Return the configuration's JSON schema, with the panel's defaults and allowed URLs."""
         schema = CollectConfig.model_json_schema()
         properties = schema["properties"]
         for key, value in self.config({}).model_dump().items():
@@ -146,7 +146,7 @@ class OperatorPermissions:
             )
 
     def _allowed_url(self, key: str, url: str) -> str:
-        """Return the allowed URL of the same server, with its credentials. Raises Forbidden."""
+        """Return the allowed URL of the server at `url`, with its credentials. Raises Forbidden."""
         servers = self.settings.allowed_servers(key, self.additional_urls[key])
         allowed_url = matching_server(url, servers)
         if allowed_url is None:

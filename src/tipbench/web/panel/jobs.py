@@ -39,7 +39,7 @@ _PHASES = {  # displayed text and badge
     Phase.STOPPED: ("stopped", "cancelled"),
 }
 _MAX_BRIEF_CHARS = 240
-_MIN_DONE = 2  # finished cells or items before the time left is estimated
+_MIN_DONE = 2  # number of finished cells, items or seeds needed to estimate the time left
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class JobText:
             return self._succeeded_headline()
         if state is JobState.WAITING:
             suffix = f" {reason}" if reason else ""
-            return f"Waiting for a judge; it uses no resources.{suffix}"
+            return f"Waiting for a judge; the job uses no resources.{suffix}"
         if state is JobState.QUEUED:
             if self.position is None or self.position <= 1:
                 return reason or "Next in the queue: it starts as soon as its server or model is free."
@@ -187,7 +187,7 @@ class JobText:
     def evidence(self) -> tuple[str, str]:
         """Badge and text on whether more than one model was observed in the server's memory."""
         memory = self.progress.memory
-        if memory is None or memory.samples == 0:  # `samples` counts only those with a response
+        if memory is None or memory.samples == 0:  # samples without a response are not counted
             return "unknown", "memory was not observed"
         if memory.most_resident > 1:
             return "failed", "more than one model in memory"
@@ -244,7 +244,7 @@ class JobText:
         if self.cancelling:
             return "Cancelling: it stops, unloads its model and records the finished results."
         if progress.waiting_for:
-            return f"Waiting for {join_names(progress.waiting_for, 3)}; it continues once the server is available."
+            return f"Waiting for {join_names(progress.waiting_for, 3)}; the job continues once the server is available."
         if progress.judging is not None:
             judging = progress.judging
             processed = judging.scored + judging.unscored

@@ -51,7 +51,7 @@ from tipbench.web.judge_service import (
 from tipbench.web.panel.pages import SentForm, form_errors, page
 from tipbench.web.queries import get_experiment
 
-_DECIMALS_FOR_JUDGES = 1  # of a bias; only admins see more, see docs/judging.md
+_DECIMALS_FOR_JUDGES = 1  # of a bias; admins see more (docs/judging.md)
 
 
 def bias_words(bias: float | None, decimals: int = 2) -> str:
@@ -74,7 +74,7 @@ class BatchResult:
     sentences: tuple[str, ...]  # on exceeded limits, or on duels shown in both orders
     repeat_consistency: str | None  # agreement with the judge's own earlier scores
     unscored: int
-    cleared: int  # items left blank in this batch that an earlier apply scored; those scores are kept
+    cleared: int  # items left blank now, but scored by an earlier apply; their scores are kept
     by_file: bool  # uploaded as a file, not entered in the browser
 
 
@@ -122,7 +122,7 @@ def batch_result(batch: BatchShape) -> BatchResult:
 def drift_sentences(drift: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence if the drift is only a verdict, and one for each exceeded limit that covers all scales."""
     if drift.keys() == {"verdict"}:
-        yield "A sheet finished again, or with few items filled, is shown without numbers."
+        yield "No numbers are shown: the sheet was finished before, or has few items filled."
     yield from limit_sentences(drift)
 
 

@@ -96,7 +96,7 @@ class RankedTip(TypedDict):
 class ScoreAnswer(TypedDict):
     """The chosen tip, and all candidates, best score first. `tip` is the text of a tip from the catalogue.
 
-    `dim` is the number of features, and `n` the number of the user's rewards that the policy had learned before.
+    `dim` is the number of features, and `n` the number of the user's rewards that the policy learned before choosing.
     """
 
     event_id: str
@@ -114,8 +114,8 @@ class ScoreAnswer(TypedDict):
 class RewardAnswer(TypedDict):
     """The answer to a reward. `applied` is false if the reward was sent before or is `late`.
 
-    A reward is late more than 24 hours after the score. `n` is the number of the user's rewards that the policy has
-    learned.
+    A reward is late if it comes more than 24 hours after the tip was chosen. `n` is the number of the user's rewards
+    that the policy has learned.
     """
 
     applied: bool
@@ -145,7 +145,7 @@ class StatsAnswer(TypedDict):
 
 
 class ResetAnswer(TypedDict):
-    """`cleared` is true for the policies that had stored state of the user."""
+    """`cleared` is true for each policy that had a state of the user."""
 
     cleared: dict[str, bool]
 

@@ -1,4 +1,4 @@
-"""Judging for commands, panel and DAG tasks: options of judges, the lock on scores, sheets and duels."""
+"""Judging for commands, panel and DAG tasks: options of judges, sheets, duels, and the lock on writing scores."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def apply_file(
 
 
 def _with_focus(store: RunStore, experiment: Experiment, request: ExportRequest) -> tuple[ExportRequest, Focus]:
-    """Return the request limited to the cells that can separate the leader from the tied pairs, and these cells.
+    """Limit the request to the cells that can separate the leader from the tied pairs. Return it and these cells.
 
     Raises NotEnoughData if there are none.
     """
@@ -212,9 +212,9 @@ def duel_request(
 
 
 def _read_cells_and_board(store: RunStore, experiment: Experiment) -> tuple[BoardCells, Leaderboard | None]:
-    """Return the cells and their leaderboard, which is None until people have scored cells."""
+    """Return the cells and their leaderboard, or None in place of a provisional leaderboard."""
     cells = read_board_cells(store, experiment.experiment_id, CellFilter())
-    if cells.provisional:  # only rules or a model have scored
+    if cells.provisional:
         return cells, None
     return cells, make_board(experiment.name, cells, BoardOptions(design=read_design(experiment.tags)))
 

@@ -27,8 +27,7 @@ from tipbench.record.plan import Plan, RecordedCells, make_plan, read_recorded
 from tipbench.record.run import RunState
 from tipbench.text import duration, plural
 
-# How much the composites of two pairs differ from scenario to scenario: the standard deviation of the difference,
-# measured with small models.
+# Standard deviation, over scenarios, of the difference between the composites of two pairs; measured with small models.
 PAIRED_SD = 2.0
 SECONDS_PER_TIP = 10.0  # to read a tip and score it on three scales
 

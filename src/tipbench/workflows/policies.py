@@ -1,4 +1,4 @@
-"""Report on the policies for the panel and its API, from the policy server's database. The server need not run."""
+"""The panel's report on the policies, read from the policy server's database. The server need not run."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def _pooled_weights(database: Database, policy: str) -> list[Weight]:
         return []
     x = np.array([from_json(body)["x"] for body, _ in rows])  # features, one row per reward
     rewards = np.array([reward for _, reward in rows])
-    ridge = POLICIES[policy].ridge()  # adds λI to A itself
-    ridge.restore(a=x.T @ x, b=x.T @ rewards, n=len(rows), reward_sum=float(rewards.sum()))
+    ridge = POLICIES[policy].ridge()
+    ridge.restore(a=x.T @ x, b=x.T @ rewards, n=len(rows), reward_sum=float(rewards.sum()))  # `ridge.v` adds λI to A
     return _weights(policy, ridge)
 
 

@@ -110,7 +110,7 @@ def _check_log(
     counts = switches.shadow_counts(shadow) if shadow is not None else ShadowCounts()
     has_same_schema = _logged_with_current_features(home, baseline)
     shadow_clause = operations_clause(candidate, shadow, counts, has_same_schema=has_same_schema)
-    # Without `scales`: only the composite, which is in the log.
+    # `scales` is empty because the log has only the composite, which is used anyway.
     validity = tuple(asdict(scale_validity) for scale_validity in judge_validity(replayed, scales={}))
     return (decisions_clause, shadow_clause), validity
 

@@ -250,7 +250,7 @@ def render_error(request: Request, status: int, error: Mapping[str, Any]) -> HTM
     identity: Identity | None = getattr(request.state, "identity", None)
     if identity is None and "authorization" not in request.headers:
         # The request was not authenticated: no route matched, the route needs no login, or `admit_request` refused the
-        # request. It may still have a session. As in `authenticate`, a cookie counts only without this header.
+        # request. The cookie may be valid anyway. As in `authenticate`, an Authorization header overrides it.
         identity = panel_of(request).authenticator.by_cookie(session_cookie(request))
         request.state.identity = identity
     links = []

@@ -56,7 +56,7 @@ def switch_shadow(panel: PanelState, name: str, form: SentForm) -> Response:
 
 @router.get("/promotions")
 def promotions_page(request: Request, panel: PanelState) -> HTMLResponse:
-    """List checks, switches and undos, newest first."""
+    """List checks, and changes of the active policy, newest first."""
     promotions = policies.promotions(panel)
     return page(
         request, "promotions.html", active=promotions.active, rows=promotions.items, json_url="/api/bench/promotions"

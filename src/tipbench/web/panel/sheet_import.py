@@ -45,7 +45,7 @@ def upload_sheet(
         error = f"The file {file.name[:80]} is empty." if file.name else "Choose the filled sheet first."
         return judges_response(request, experiment, panel, store, status=422, errors={"file": error})
     try:
-        ApplyOptions.of(admin, judge=judge, accept=None, dry_run=True)  # validate the name before the file is kept
+        ApplyOptions.of(admin, judge=judge, accept=None, dry_run=True)  # check the judge's name before keeping the file
     except Invalid as exc:
         error = str(exc).removeprefix("query.judge takes ")  # the start names the API's parameter
         # `filled_by` is the id of the form field `judge`.

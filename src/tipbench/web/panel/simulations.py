@@ -27,7 +27,7 @@ from tipbench.workflows.simulation import read_simulation, read_simulations
 
 router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 _MAX_RECORDED = 30  # simulations listed
-_MAX_JOBS = 20  # the newest jobs are read, and the unfinished ones among them listed
+_MAX_JOBS = 20  # newest jobs, of which the unfinished ones are listed
 _NARROW_PX = 260  # width of the chart on a narrow screen
 RunId = Annotated[str, Path(pattern=r"^[0-9a-f]{8,64}$")]
 

@@ -49,7 +49,7 @@ from tipbench.web.options import OperatorPermissions
 from tipbench.web.panel.jobs import RUNNERS, new_idempotency_key
 from tipbench.web.panel.pages import page
 
-LIST_KEYS = ("models", "prompts")  # with several values: checkboxes, and a text field for other names
+LIST_KEYS = ("models", "prompts")  # of lists, shown as checkboxes and a text field for other names
 WHOLE_FORM = ""  # key of an error that belongs to no single field
 MAX_VALUE_CHARS = 4000
 _YES, _NO = "true", "false"
@@ -304,7 +304,7 @@ class Field:
     kind: Kind
     label: str
     help: str
-    value: str  # of `choices`, only the names without a checkbox
+    value: str  # if `kind` is `choices`, only the names without a checkbox
     default: str
     changed: bool
     error: str | None = None

@@ -58,7 +58,7 @@ def interval(low: float | None, high: float | None, spec: str = ".2f") -> str | 
 
 
 def percent(share: float | None) -> str | None:
-    """Format a share as 42 %. Only exact values are shown as 0 % and 100 %; others as <1 % and >99 %."""
+    """Format a share as 42 %. Only exact values are shown as 0 % and 100 %; values close to them as <1 % and >99 %."""
     if share is None:
         return None
     if 0 < share <= 0.005:

@@ -18,7 +18,7 @@ class Kind(StrEnum):
     """Kind of a batch."""
 
     SHEET = "sheet"  # tips to score on the rubric's scales
-    DUEL = "duel"  # pairs of answers, of which the judge chooses the better one
+    DUEL = "duel"  # two answers at a time, of which the judge chooses the better one
 
 
 class Status(StrEnum):

@@ -245,7 +245,7 @@ class BatchService:
     def accept(self, admin: Identity, sheet: str, reason: str, experiment: str | None = None) -> BatchClosedShape:
         """Accept the drift of a held batch and save the reason. Raises Conflict if nothing is held.
 
-        The batch may also be applied, if scores from a file were applied to its sheet later and are held.
+        The batch's status may also be `applied`, if later scores for its sheet came from a file and are held.
         """
         with convert_option_errors("body"):
             why = parse_drift_reason(reason, key="reason")
@@ -275,7 +275,7 @@ class BatchService:
         return BatchAnswer(batch=self._shape(batch, admin))
 
     def status_in_mlflow(self, sheet: str) -> Status | None:
-        """Return the status that MLflow has for an open batch, or None if it was closed in the panel before.
+        """Return the status that MLflow has for an open batch. None if the batch is not open, or was reopened.
 
         MLflow has a status if the sheet was applied from a file, or if a close was interrupted.
         """

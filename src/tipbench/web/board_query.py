@@ -461,7 +461,8 @@ def _comparisons(
     queries: Queries, store: RunStore, experiment: Experiment, query: BoardQuery, own: Pair, other: Pair | None
 ) -> Iterator[ScenarioComparison]:
     """Yield the comparison in every scenario that the own row has answers to."""
-    # Rows are compared by scenario, even if the board is clustered by persona. Scores do not depend on the baseline.
+    # Rows are compared by scenario, even if the board is clustered by persona. The baseline, which changes no score, is
+    # left out so that more queries share a cached board.
     board = queries.board(store, experiment, replace(query, cluster=None, baseline=None))
     all_cells = queries.cells(store, experiment, query)
     all_pairs = {cell.pair for cell in all_cells.cells}
@@ -483,9 +484,9 @@ def _comparisons(
 
 
 def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCell]) -> dict[str, Any]:
-    """Return one card per scenario, although `scenario_answers` has one for each of its content versions.
+    """Return one card per scenario; `scenario_answers` has one per content version of a scenario.
 
-    The card is that of the newest answer, or of the newest failed cell if there is no answer.
+    The returned card is that of the newest answer, or of the newest failed cell if there is no answer.
     """
     runs: dict[str, list[StoredRun]] = defaultdict(list)  # by scenario
     for cell in cells:
@@ -520,9 +521,10 @@ def _row_results(
 
 
 def _pairs_of(row: Pair, pairs: Collection[Pair], by: Literal["model", "prompt"] | None) -> Sequence[Pair]:
-    """Return the pairs that a row averages: a model with each prompt that all models have, or the other way round.
+    """Return the pairs that a row averages; without `by`, only its own pair.
 
-    `ScoreMatrix.averaged_by` uses the same pairs.
+    By model: its model with each prompt that all models have. By prompt: its prompt with each model that all prompts
+    have. `ScoreMatrix.averaged_by` uses the same pairs.
     """
     if by is None or is_reference(row):
         return [row] if row in pairs else []

@@ -44,7 +44,7 @@ def readyz(panel: PanelState) -> Readiness:
     """
 
     def check() -> Literal["answers", "none yet"] | TipbenchError:
-        """Return the status of MLflow, or the error, because the cache does not store a raised one."""
+        """Return the status of MLflow. An error is returned, not raised, so that the cache stores it."""
         try:
             panel.authenticator.tokens.get("")  # raises if the database is not readable
             panel.mlflow.open().store.experiment(DEFAULT_EXPERIMENT)

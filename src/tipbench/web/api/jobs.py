@@ -70,7 +70,7 @@ STARTED_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 _JUDGE_BODY = body_schema(JudgeRunRequest, {"with": "rules"}, about="Options of the judge.")
 _EVENT_EXAMPLE = 'retry: 3000\nid: 4211\nevent: job\ndata: {"job": {"id": "…", "state": "running"}, "place": null}\n\n'
-_WAIT_FOR_JUDGE_ABOUT = "Airflow only: the job waits until every cell of the run is judged, then compares."
+_WAIT_FOR_JUDGE_ABOUT = "Airflow only: the job waits until all its answers are judged, then compares."
 _CONFIG_BODY = body_schema(
     CollectConfig,
     {"models": "baseline:template", "prompts": "v1", "n_tips": 3, "n_scenarios": 2},
@@ -136,7 +136,7 @@ def plan_of(panel: Panel, config: CollectConfig) -> dict[str, Any]:
 def config(panel: PanelState) -> dict[str, Any]:
     """Return the JSON schema of the options of `tipbench collect`.
 
-    The defaults are the settings of this server. For a URL, the schema has the addresses that the operator allows.
+    The defaults are the settings of this server. An option that is a URL lists the allowed URLs.
     """
     return panel.permissions.schema()
 
@@ -298,7 +298,7 @@ def events(
     when the job or its position in the queue (`place`) changes. The last event is `end`.
 
     To resume an interrupted stream, send the last `id` as `after` or `Last-Event-ID`. The snapshot then contains the
-    progress up to that event, and all later events are sent. Otherwise it contains all progress so far.
+    progress up to that event, and all later events are sent. Without an `id`, it contains all progress so far.
     """
     if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
         after = int(last_event_id)  # a reconnecting browser sends both, and the header is newer
@@ -320,8 +320,8 @@ def respond_with_job(panel: Panel, submitted: Submitted, response: Response) -> 
 
 RETRY_MS = 3000  # reconnection delay of browsers
 _MAX_EVENTS = 200  # per read
-# Line ends that the JSON encoder does not escape, by code point; some clients split lines at them.
-_ESCAPED_LINE_ENDS = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
+# Escapes, by code point, for line ends that the JSON encoder leaves as they are; some clients split lines at them.
+_LINE_END_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 class JobFrames:
@@ -423,7 +423,7 @@ async def _stream(
 
 def frame(event: str, data: Any, cursor: int) -> bytes:
     """Encode one server-sent event."""
-    line = to_json(data).decode().translate(_ESCAPED_LINE_ENDS)
+    line = to_json(data).decode().translate(_LINE_END_ESCAPES)
     return f"id: {cursor}\nevent: {event}\ndata: {line}\n\n".encode()
 
 

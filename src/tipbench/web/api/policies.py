@@ -46,7 +46,7 @@ UserId = Annotated[
 
 @router.get("/policies", summary="Get policies and shadows")
 def policies(panel: PanelState, user_id: UserId = None) -> PoliciesReport:
-    """Return the active policy with counts, daily rewards with 95 % intervals and weights, and the shadow policies."""
+    """Return the active policy's name; each policy's counts, weights and daily rewards; and the shadows."""
     with convert_usage_errors("query.user_id"):
         return read_policies(panel.settings.home, user_id)
 
@@ -67,7 +67,7 @@ def simulations(store: Store, limit: MaxItems = 50) -> SimulationList:
     responses={**STARTED_RESPONSE, **error_responses(409)},
 )
 def simulate(
-    # checks the admin before the body is parsed
+    # `body_of` requires an admin before it parses the body
     config: Annotated[SimulationConfig, body_of(SimulationConfig, require_admin)],
     who: Admin,
     panel: PanelState,
@@ -90,7 +90,7 @@ def start_simulation(
 
 @router.get("/promotions", summary="List promotions")
 def promotions(panel: PanelState, limit: MaxItems = 100) -> PromotionList:
-    """Return the active policy, and the checks, switches and undos with their time and user, newest first."""
+    """Return the active policy, and the checks, switches and undos with time and operator, newest first."""
     if not store_exists(panel.settings.home):
         return PromotionList(active=DEFAULT_POLICY, items=[], next=None)
     with switches_of(panel.settings.home) as switches:

@@ -92,7 +92,7 @@ def to_svg(chart: alt.TopLevelMixin, theme: Theme = LIGHT) -> str:
 
 
 def check_chart_file(path: Path) -> None:
-    """Raise UsageError for a --plot file with a wrong suffix a missing folder, or without the extra `charts`."""
+    """Raise UsageError if a --plot file has a wrong suffix or a missing folder, or if the extra `charts` is missing."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"--plot takes a file that ends in .png or .svg (got {path.name!r}).")
     if not path.parent.is_dir():

@@ -128,7 +128,7 @@ def run(
     # The options of a model judge, and --wait, are also options of a collect.
     config = settings.collect_config({**model_options, "wait": wait or None})
 
-    def save_unsent_sheet(sheet_id: str, text: str) -> Path:
+    def save_unapplied_sheet(sheet_id: str, text: str) -> Path:
         folder = writable_home(settings.home) / "sheets"
         folder.mkdir(exist_ok=True)
         path = folder / f"{sheet_id}.json"
@@ -152,7 +152,7 @@ def run(
             progress=progress,
             lock=lambda: judging_lock(home, store.url, report=print_message),
             wait_s=config.server_wait_s,
-            save_to_file=save_unsent_sheet,
+            save_to_file=save_unapplied_sheet,
             how_to_accept=f"tipbench judge run --experiment {stored_experiment.name} --with {shlex.quote(with_)} "
             f"--judge {shlex.quote(automatic_judge.name)}{mlflow_option} --accept-drift REASON",
         )

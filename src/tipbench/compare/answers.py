@@ -100,7 +100,7 @@ def _answer(board: Leaderboard, cell: BoardCell, tips: Sequence[tuple[str, str]]
         pair=cell.pair,
         state=state,
         composite=cell.values.get(COMPOSITE),
-        format_ok=None if format_ok is None else format_ok >= 0.5,  # a mean if several judges count, who may differ
+        format_ok=None if format_ok is None else format_ok >= 0.5,  # the mean of several judges, who may disagree
         tips=tuple(answer_tips),
         repeat=cell.run.params.get("repeat", ""),
         run_id=cell.run.run_id,

@@ -82,7 +82,8 @@ def _state(board: Leaderboard) -> CardState:
     # After the last of several looks, further scenarios are not tested.
     if ranking.look is not None and ranking.look.of > 1:
         return CardState.CLOSE
-    # `not ranking.tied`: only one row is ranked, or a row is better than the leader, but in the tested scenarios only.
+    # Nothing is tied if only one row is ranked, or if a row is better than the leader in the tested scenarios although
+    # its mean over all scenarios is lower.
     may_decide_later = ranking.too_few_units or not ranking.tied or ranking.units_needed is not None
     return CardState.TIED if may_decide_later else CardState.CLOSE
 

@@ -177,7 +177,7 @@ def _unknown_reason(
         both = f"{candidate} and {baseline} are both judged in {plural(n, 'scenario')}"
         more = "judge more scenarios of both with `tipbench judge export`"
         return f"{both}; at least {MIN_SCENARIOS} are needed: {more}."
-    # A scenario is in both sets if one of its repeats has failed and another one is pending.
+    # A scenario is in both of these sets if one of its repeats has failed and another one is pending.
     failed = {cell.scenario for cell in candidate_cells if cell.failed} & missing
     pending = {cell.scenario for cell in candidate_cells if cell.waits_for_judge} & missing
     commands = []

@@ -181,7 +181,7 @@ def _duels_context(board: Leaderboard) -> dict[str, Any] | None:
 
 
 def judging_summary(board: Leaderboard | None, status: JudgingStatus) -> dict[str, Any]:
-    """Return the variables of `board/judging.html`. They are of the whole experiment, without the board's filters."""
+    """Return the variables of `board/judging.html`. Filters of the board do not change its numbers."""
     twice = f"{status.twice} of {status.judged}"
     if status.judged:
         twice += f" ({percent(status.twice / status.judged)})"

@@ -39,8 +39,8 @@ MAX_GROWTH = 10  # a decision that needs more than this multiple of the present 
 class MissingScores:
     """The scores that are missing for a first ranking.
 
-    `closest` is the pair that lacks the fewest core scenarios, and `lacks` has the core scenarios that it lacks.
-    Without core scenarios, `closest` is the scenario that lacks the fewest pairs, and `lacks` has the pairs it lacks.
+    `closest` is what is nearest to being complete: a pair, and `lacks` has the core scenarios that it lacks. If there
+    are no core scenarios yet, it is a scenario, and `lacks` has the pairs that are not judged in it.
     """
 
     n_core: int  # core scenarios
@@ -350,7 +350,8 @@ def _differences(
 def _p_best_and_shrinkage(ranked: ScoreMatrix, n_resamples: int) -> tuple[Mapping[Pair, float], float]:
     """Return each pair's probability of being the best, and the shrinkage of `EmpiricalBayes`.
 
-    Several pairs in a single scenario have no probabilities, and no shrinkage (1): errors cannot be estimated.
+    With several pairs in a single scenario, errors cannot be estimated: there are no probabilities, and the shrinkage
+    is 1, which changes nothing.
     """
     if len(ranked.scenarios) == 1 and len(ranked.pairs) > 1:
         return {}, 1.0
@@ -443,9 +444,9 @@ def _scenarios_needed(tied: Mapping[Pair, Difference], shrinkage: float, level: 
 
 
 def _next_look(ranking: Ranking, matrix: ScoreMatrix, design: Design, shrinkage: float) -> NextLook | None:
-    """Return the next look that may decide; None if the board is decided, or if no such look is left.
+    """Return the next look; None if the board is decided, or if no look that is left can decide.
 
-    Its power is the lowest conditional power over all pairs but the leader.
+    Its power is the lowest conditional power over all pairs but the leader; None if the look itself cannot decide.
     """
     n_reached = ranking.look.number if ranking.look else 0
     least = least_scenarios(design.level)

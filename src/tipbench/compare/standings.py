@@ -118,7 +118,7 @@ def _columns(board: Leaderboard) -> Iterator[Column]:
     yield Column("leader", "to leader", f"Row − leader, {interval_and_p}", high_first=True)
     yield Column("standing", "standing", "Compared with the leader", is_text=True)
     yield Column("latency_s", "latency", "Time for an answer, without loading the model")
-    yield Column("judged", "judged", "Judged cells of all cells", high_first=True)
+    yield Column("judged", "judged", "Judged cells / all cells", high_first=True)
     usable = "Scenarios with a usable tip, and the exact 95 % interval of their rate"
     yield Column("usable", "usable", usable, high_first=True, extra=True)
     for scale in board.scales:

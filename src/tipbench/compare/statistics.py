@@ -179,7 +179,7 @@ class AdditiveFit:
     """
 
     scenario_effects: Floats  # mean of (score − adjusted mean) in each scenario; NaN if it is not judged
-    pseudo_values: Floats  # scenarios × columns; complete values whose means are the adjusted means, for resampling
+    pseudo_values: Floats  # scenarios × columns, without NaN; their means are the adjusted means; for resampling
 
 
 def additive_fit(values: Floats, core: Mask) -> AdditiveFit:

@@ -69,10 +69,10 @@ class CellScores:
         return replace(self, applied=_without(self.applied, judge), held=_without(self.held, judge), history=history)
 
     def _with_applied(self, new: Judgement) -> CellScores:
-        """Add an applied judgement, unless one of a later sheet exists, and remove the held one of the same sheet."""
+        """Remove the held judgement of the same sheet. Add the applied one, unless one of a later sheet is applied."""
         current = self.applied.get(new.judge)
         released = _if_from_sheet(new.sheet, self.held.get(new.judge))
-        if _is_from_later_sheet(current, new):  # then only the sheet's run stores `new`
+        if _later_sheet_exists(current, new):  # then only the run of its sheet stores `new`
             if released is None:
                 return self
             applied = self.applied
@@ -93,7 +93,7 @@ class CellScores:
         """
         former = self.held.get(new.judge)
         withdrawn = _if_from_sheet(new.sheet, self.applied.get(new.judge))
-        if _is_from_later_sheet(former, new):
+        if _later_sheet_exists(former, new):
             if withdrawn is None:
                 return self
             held = self.held
@@ -136,8 +136,9 @@ def _if_from_sheet(sheet: str, judgement: Judgement | None) -> Judgement | None:
     return judgement if judgement is not None and judgement.sheet == sheet else None
 
 
-def _is_from_later_sheet(judgement: Judgement | None, new: Judgement) -> bool:
-    return judgement is not None and judgement.sheet != new.sheet and judgement.exported > new.exported
+def _later_sheet_exists(current: Judgement | None, new: Judgement) -> bool:
+    """Return whether the current judgement is from a sheet exported later than that of `new`."""
+    return current is not None and current.sheet != new.sheet and current.exported > new.exported
 
 
 def _replaced_by(new: Judgement, *former: Judgement | None) -> list[Judgement]:
@@ -219,7 +220,7 @@ def tip_means(rubric: Rubric, score: ItemScore) -> dict[str, float]:
 
 
 def run_change(scores: CellScores, rubrics: Mapping[str, Rubric], at_ms: int) -> RunChange:
-    """Return the update of the cell's run. It stores the current rubric's text if that is in `rubrics` (by tag)."""
+    """Return the update of the cell's run. It stores the current rubric's text, if `rubrics` (by id@sha256) has it."""
     texts = {SCORES: scores_text(scores)}
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}

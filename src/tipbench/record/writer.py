@@ -71,7 +71,7 @@ class Writers:
         """Wait until all results are stored.
 
         Raises MlflowUnavailable once MLflow has been unavailable for `max_unavailable_s`, or after `max_total_s`.
-        Raises MlflowError if results were skipped, except when draining: the new collect does not need them.
+        Raises MlflowError if results were skipped, except those of a dead process, which a new collect does not need.
         """
         started, last_reported = time.monotonic(), -1
         while (left := self._journal.n_unstored() - len(self._skipped)) > 0:  # skipped ones stay in the journal

@@ -107,11 +107,11 @@ class Switches:
     def switch_unchecked(self, policy: str, *, user: str, reason: str) -> Promotion:
         """Make a policy active without a check; the reason is recorded."""
         if not reason.strip():
-            raise UsageError("A switch without a check needs a reason, as in --unchecked 'trial on staging'.")
+            raise UsageError("A change without a check needs a reason, as in --unchecked 'trial on staging'.")
         return self._switch("unchecked", policy, user=user, body={"reason": reason})
 
     def undo(self, *, user: str) -> Promotion:
-        """Return to the policy before the last switch that was not undone; raises UsageError if there is none."""
+        """Go back to the policy before the last change that is not undone yet; raises UsageError without one."""
         earlier_policies: list[str] = []
         for promotion in reversed(self.promotions(limit=-1)):
             if promotion.kind == "undo":

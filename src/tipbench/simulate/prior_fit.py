@@ -28,7 +28,8 @@ class PriorGain(NamedTuple):
     """The gain of a prior in one simulated world, in reward per decision."""
 
     over_none: Estimate | None  # over starting without a prior
-    over_own_prior: Estimate | None  # over a prior fitted in this world, usually negative; None if this prior was
+    # Over a prior fitted in this world, usually negative; None if the evaluated prior was fitted in it.
+    over_own_prior: Estimate | None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 | b no persona loses | every persona: lower bound > −0.01 (no correction for multiple tests, as all must pass) |
 | c robust | drift, lossy and no-taste worlds: lower bound > −0.01 |
 | d logs agree | effective sample ≥ 2000, doubly robust gain: lower bound > −0.03, mean weight close to 1 |
-| e operations | fewer than 0.1 % of the shadow's calls dropped, no errors, same feature schema |
+| e operations | fewer than 0.1 % of the shadow's calls dropped, no errors, features as logged |
 
 A lower bound is the lower end of the two-sided 95 % interval of the gain, clustered by user. Without enough data,
 clauses a to c fail; d and e are neither passed nor failed.
@@ -74,7 +74,7 @@ class Verdict:
     at: str
     versions: Mapping[str, str | None]
     quick: bool = False
-    validity: tuple[Mapping[str, Any], ...] = ()  # how well judged scores predict completed tips; not a clause
+    validity: tuple[Mapping[str, Any], ...] = ()  # how well judges' scores predict which tips users complete; no clause
 
     @property
     def passed(self) -> bool | None:
@@ -242,7 +242,7 @@ def log_clause(log: LoggedDecisions | None, problem: str = "") -> Clause:
 def operations_clause(candidate: str, shadow: str | None, counts: ShadowCounts, *, has_same_schema: bool) -> Clause:
     """Return clause e, from the counts of the candidate's shadow; `shadow` is None if it has no shadow.
 
-    `has_same_schema` is whether the baseline's decisions were logged with the features that it has now.
+    `has_same_schema` is whether the baseline still has the features with which its decisions were logged.
     """
     name, bound = "e operations", MAX_DROPPED_SHARE
     if shadow is None:

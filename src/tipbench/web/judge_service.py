@@ -38,13 +38,13 @@ from tipbench.workflows.board import judge_name
 from tipbench.workflows.judging import SheetRequest, apply_file, parse_drift_reason, requested_sheet, sheet_file
 
 CSV_TYPE = "text/csv"
-MIN_ANSWERS = MIN_CONTROLS  # in a judge's sheet, which then has at least MIN_CONTROLS control tips
+MIN_ANSWERS = MIN_CONTROLS  # of a judge's sheet: for so many answers, the export adds MIN_CONTROLS control tips or more
 MAX_REVISIONS = 5  # of one sheet by its judge
 _FIELDS_FOR_JUDGES = frozenset({"judge", "limit", "all", "sheet", "filled", "format"})
 
 
 def parse_sheet_request(raw: Mapping[str, Any], who: Identity, permissions: OperatorPermissions) -> SheetRequest:
-    """Validate an export request. Raises Invalid with the wrong field.
+    """Validate an export request. Raises Invalid, which names the field that is wrong.
 
     Raises Forbidden for a field that judges may not set: with `seed`, `focus` or `suite`, they could find the controls.
     """

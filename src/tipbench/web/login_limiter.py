@@ -35,7 +35,7 @@ class LoginLimiter:
         self._refilled_at = clock()
 
     def count_failure(self, client: str) -> float:
-        """Count a failed login and return 0.0. If it came too early, return the seconds left to wait, uncounted.
+        """Count a failed login and return 0.0. If it came too early, do not count it, and return the seconds to wait.
 
         Call it only after a login has failed: a valid login is never limited.
         """

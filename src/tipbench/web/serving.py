@@ -45,7 +45,7 @@ from tipbench.web.serving_schema import fast_validation, openapi_document
 
 MAX_BODY = 256 * 1024  # bytes
 TOKEN_CACHE_S = 5.0  # how long a token is accepted without another check
-_RENEW_S = 1.0  # in this last part of TOKEN_CACHE_S, one request checks the token again; others use the cache
+_RENEW_S = 1.0  # this long before a cached token expires, one request checks it again; the others use the cache
 _MAX_CACHED_TOKENS = 1000
 _JSON = b"application/json"
 _NO_STORE = (b"cache-control", b"no-store")
@@ -119,7 +119,9 @@ class PolicyServer:
             self._metrics.register(f"tipbench_shadow_{name}_total", "counter", f"{title} of a shadow.", read_counts)
         self._routes = {  # by path
             "/recommend": Route("POST", self._recommend, _validate_recommend, error_path="body.candidates"),
-            "/reward": Route("POST", partial(service.reward, None), _validate_reward),  # of any policy
+            "/reward": Route(
+                "POST", partial(service.reward, None), _validate_reward
+            ),  # None: the policy that served it
             "/reset": Route(
                 "POST",
                 lambda request: service.reset(request["user_id"], erase=request.get("erase", False)),
@@ -299,11 +301,11 @@ def _validate_body(validate: Callable[[bytes], Any], body: bytes) -> Any:
 async def _read_body(announced_bytes: int, receive: Receive) -> bytes:
     """Return the body or raise TooLarge. The body is not read if the announced size is too large."""
     body = b""
-    has_more = announced_bytes <= MAX_BODY
-    while has_more and len(body) <= MAX_BODY:
+    must_read = announced_bytes <= MAX_BODY
+    while must_read and len(body) <= MAX_BODY:
         message = await receive()
         body += message.get("body", b"")
-        has_more = message.get("more_body", False)
+        must_read = message.get("more_body", False)
     size = max(len(body), announced_bytes)
     if size > MAX_BODY:
         raise TooLarge(
@@ -321,7 +323,7 @@ def _error_response(exc: Exception) -> Response:
     if not isinstance(exc, TipbenchError):
         return _error(500, "internal", "Something went wrong in tipbench itself; the log has more.")
     status, code = status_and_code(exc)
-    if status == 500:  # here only errors of the store have this status
+    if status == 500:  # in the policy server, only errors of its database have this status
         log.error("the store cannot be used: %s", exc)
         message = "The store cannot be used, and nothing was learned. The server's log has the reason; retry later."
         return _error(503, "store_unavailable", message, headers=_RETRY_AFTER)

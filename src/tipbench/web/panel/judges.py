@@ -46,7 +46,7 @@ from tipbench.workflows.judging import SheetRequest
 
 _GOOD_ALPHA, _FAIR_ALPHA = 0.8, 0.667  # thresholds recommended by Krippendorff
 MAX_CLOSED = 10  # closed batches listed per judge; held and open ones are always listed
-_USES_BY_URGENCY = (  # whether a judge's scores count; what needs an admin's decision comes first
+_MOST_URGENT_FIRST = (  # whether a judge's scores count; what needs an admin's decision comes first
     "held",
     "partly held",
     "count, unchecked",
@@ -64,7 +64,7 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
     """Return each judge's status, latest drift verdict and bias by scale. Judges who need a decision come first."""
 
     def urgency(status: JudgeStatus) -> int:
-        return _USES_BY_URGENCY.index(judging.use_of_scores(status))
+        return _MOST_URGENT_FIRST.index(judging.use_of_scores(status))
 
     views = []
     for status in sorted(judging.judges, key=lambda each: (urgency(each), each.judge)):
@@ -98,8 +98,8 @@ def judge_views(judging: JudgingStatus) -> list[dict[str, Any]]:
 def held_views(judging: JudgingStatus, batches: Iterable[BatchShape]) -> list[dict[str, Any]]:
     """Return the held sheets that wait for an admin's decision, oldest first.
 
-    A sheet whose batch is open is left out, because its judge is revising it. Only a held batch can be returned to its
-    judge. A sheet without one was held because of scores from a file.
+    A sheet whose batch is open is left out, because its judge is revising it. A held sheet can be returned to its
+    judge only if its batch is held too; otherwise the scores came from a file.
     """
     status_by_batch = {batch.sheet: batch.status for batch in batches}
     views = []

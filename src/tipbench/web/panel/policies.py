@@ -39,7 +39,7 @@ def policies_page(request: Request, panel: PanelState, user_id: policies.UserId 
         user_id=user_id or "",
         error=error,
         days=DAYS,
-        pooled=MAX_POOLED_REWARDS,  # newest rewards of all users, used for one regression
+        max_pooled=MAX_POOLED_REWARDS,  # rewards in the regression over all users
         json_url=json_url,
     )
 

@@ -18,7 +18,7 @@
     ├── ResidencyError            unexpected weights are in memory
     ├── LockHeld                  another process uses the server or the experiment
     ├── JournalError              a result could not be saved to disk; the collect stops at once
-    ├── CorruptText               a stored text does not match its hash
+    ├── CorruptText               a stored text or score is damaged
     ├── MixedRubrics              scores of different rubrics cannot be compared
     ├── SheetsClosed              the judge may not use sheets after a duel, or open a duel during a sheet
     ├── SheetRefused              invalid sheet; each problem has item, tip and field

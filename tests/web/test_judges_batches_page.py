@@ -194,12 +194,13 @@ def test_a_sheet_held_by_file_is_accepted_and_cannot_be_returned(served: ServedP
 def test_scores_held_by_file_after_their_batch_was_applied_are_accepted(judge_client: JudgeClient) -> None:
     served = judge_client.served
     sheet = str(judge_client.judge_batch()["batch"]["sheet"])
-    assert driver_of(served).apply(fill(stored_sheet(served, sheet), always(5))).held
-    assert f'id="held-{sheet}"' in get_judges_page(served)
-    for _ in range(2):  # as by a double click
-        assert post_form(served, "accept", sheet=sheet, reason="agreed").status_code == 303
-    assert stored_sheet(served, sheet).accepted == "agreed"
-    assert f'id="held-{sheet}"' not in get_judges_page(served)
+    for score in (5, 1):  # the second file is held after the first one was accepted with the same reason
+        assert driver_of(served).apply(fill(stored_sheet(served, sheet), always(score))).held
+        assert f'id="held-{sheet}"' in get_judges_page(served)
+        for _ in range(2):  # as by a double click
+            assert post_form(served, "accept", sheet=sheet, reason="agreed").status_code == 303
+        assert stored_sheet(served, sheet).acceptance_of(stored_sheet(served, sheet).scores) == "agreed"
+        assert f'id="held-{sheet}"' not in get_judges_page(served)
 
 
 def test_a_batch_of_another_experiment_is_not_decided_on_here(judge_client: JudgeClient) -> None:

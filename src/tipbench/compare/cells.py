@@ -275,7 +275,8 @@ def select_cells(runs: Sequence[tuple[StoredRun, CellScores]], cell_filter: Cell
         if cell.values and COMPOSITE not in cell.values:
             raise CorruptText(
                 f"The scores of run {cell.run.run_id} lack the composite, as if changed outside tipbench. "
-                "Score the answer again with `tipbench judge export --rejudge` or `tipbench judge run`."
+                "Score the answer again: with `tipbench judge run --with rules`, or by another judge with "
+                "`tipbench judge export --all`."
             )
     judges = {name for cell in cells for name in cell.judges}
     if cell_filter.judge is not None and not judges:

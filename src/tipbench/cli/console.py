@@ -35,7 +35,7 @@ class _TolerantFile(io.FileIO):
 
 def wrap_streams() -> None:
     """Replace stdout and stderr at startup, so that a closed pipe does not end a command or change its exit code."""
-    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)  # other errors are raised: results would be lost
+    sys.stdout = _tolerant_stream(sys.stdout, 1, BrokenPipeError)  # other errors are raised, because results are lost
     sys.stderr = _tolerant_stream(sys.stderr, 2, OSError)  # messages may be lost, results may not
 
 

@@ -3,9 +3,9 @@
 In a scenario, two pairs are judged in both orders. Each order is one observation: the share of the judges who chose
 one side, where a tie is half a win. Scenarios are independent.
 
-Strengths maximise a penalised likelihood. For every two pairs that met, each gets the same extra wins over the
-other. All extra wins add up to the number of pairs − 1: with only two pairs, half a win each. This approximates Firth's
-correction. Without it, a pair that won everything would have an infinite strength.
+Strengths maximise a penalised likelihood. Every pair gets a fraction of an extra win over each pair that it met. The
+fraction is the same everywhere, and all fractions add up to the number of pairs − 1: with two pairs, half a win each.
+This approximates Firth's correction. Without it, a pair that won everything would have an infinite strength.
 
 Intervals are profile likelihood intervals, because Wald intervals fail for a pair that won everything. They are widened
 by the overdispersion: how much more the results vary between scenarios than the model expects.

@@ -148,7 +148,7 @@ def compare_experiments(
     return ExperimentComparison(
         experiments=names,
         pairs=tuple(pairs),
-        # If only one board is provisional, the other has no scores except floors: see _check_comparable.
+        # If only one board is provisional, `_check_comparable` has made sure that the other has floor scores only.
         provisional=first.provisional or second.provisional,
         notes=tuple(_notes(names, first, second, matched)),
     )

@@ -50,7 +50,7 @@ class GateEvidence:
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The two pairs that a gate compares, as on the board, and how it compares them."""
+    """The two pairs that a gate compares, named as on the board, and how it compares them."""
 
     candidate: Pair
     baseline: Pair

@@ -252,7 +252,7 @@ def scenarios_needed(
         if high > MAX_SCENARIOS_NEEDED:
             return None
         low, high = high + 1, 2 * high
-    # The smallest n that is enough. If none below `high` is, `bisect_left` returns `high`, the end of its range.
+    # The smallest n that is enough: `high` is, and `bisect_left` returns it if no smaller one is.
     return bisect_left(range(high), x=True, lo=low, key=enough)
 
 

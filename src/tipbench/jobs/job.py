@@ -31,7 +31,7 @@ class JobState(StrEnum):
 
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # started, not ended
+ACTIVE = frozenset({JobState.RUNNING, JobState.WAITING, JobState.LOST})  # started, not in ENDED
 RETRIABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.LOST})
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {

@@ -150,8 +150,8 @@ class Supervisor:
             self._safely(self._update_job, job)
         queued = self._store.in_states({JobState.QUEUED})
         for job in queued:
-            # A cancel request ends a queued job at once, unless it is already claimed for a start. Such a job may have
-            # been started, so its runner has to cancel it.
+            # A queued job with a cancel request was claimed for a start; otherwise the request would have ended it. It
+            # may have been started, so its runner has to cancel it.
             if job.cancel_requested is not None:
                 self._safely(self._update_job, job)
         to_start = [job for job in queued if job.cancel_requested is None]
@@ -207,8 +207,8 @@ class Supervisor:
         doubted_since = self._clock_doubted_since
         plausible = doubted_since is None or time.monotonic() - doubted_since >= _CONFIRM_CLOCK_S
         with convert_home_errors(path, "cannot be written"):
-            # In doubt, the old time is saved, because there may be no file yet. Without one, the next sweep would use
-            # `last_activity`, which is a time of the doubted clock once another job has started.
+            # In doubt, the old time is saved too, so that there is a file. Without a file, the next sweep would use
+            # `last_activity`; a job that starts until then would set it by the doubted clock, and end the doubt.
             write_atomic(path, str(now if plausible else last_sweep).encode())
         return plausible
 

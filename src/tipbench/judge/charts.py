@@ -11,7 +11,7 @@ from tipbench.charts import LIGHT, Theme, import_altair
 from tipbench.judge.status import SheetSummary
 
 # A row's label ends with the sheet's verdict, which can be "beyond the limit" although the bias (the dot) is not.
-_SUBTITLE = "one row per sheet, oldest first; the verdict also uses the pooled error and contrast of all scales"
+_SUBTITLE = "one row per sheet, oldest first; a sheet's verdict also uses its error and contrast over all scales"
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class _Call:
             return JudgeResult(self._apply(last, no_new_scores, self.accept), (), continued=True)
         cells = read_cells(self.store, experiment.experiment_id)
         completed: JudgeResult | None = None
-        # The cells of a held sheet have its scores too, marked as held.
+        # Held scores are written to the cells too, so cells without the sheet's scores mean an interrupted apply.
         if last is not None and not SheetApplier(self.store, experiment, last, no_new_scores).cells_have_scores(cells):
             self.environment.report(f"the sheet {last.sheet.id} was only partly applied: finishing it now")
             completed = JudgeResult(self._apply(last, no_new_scores, None), (), continued=True)

@@ -227,7 +227,9 @@ def _read_prompts(layers: Sequence[_Layer]) -> dict[str, Prompt]:
             if not is_id(version):
                 raise SuiteError(path, None, "a prompt's file name may contain only a-z, 0-9 and '-' before '.md'.")
             if version in prompts:
-                raise SuiteError(path, None, f"the suite it extends has a prompt '{version}'. Choose another name.")
+                raise SuiteError(
+                    path, None, f"the extended suite already has a prompt '{version}'. Choose another name."
+                )
             prompts[version] = parse_prompt(version, read_text(path), path)
     if not prompts:
         raise SuiteError(

@@ -116,7 +116,7 @@ def read_lines(lines: Iterable[bytes]) -> Contents:
 
 
 def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
-    """Parse a line; returns None if it is damaged. Lines of earlier versions have no checksum."""
+    """Parse a line; returns None if it is damaged. Lines written by earlier versions of tipbench have no checksum."""
     checksum = _CHECKSUM.search(line)
     if checksum and zlib.crc32(line[: checksum.start()] + b"}") != int(checksum[1], 16):
         return None
@@ -130,7 +130,7 @@ def parse_line(line: bytes) -> NewRun | StoredMark | UnknownLine | None:
     if version != FORMAT:
         return UnknownLine(f"version {str(version)[:40]}")
     other_keys = value.keys() - {"put", "kept", "v"}
-    if other_keys and not checksum:  # a line's only other key is its checksum's, so the checksum is damaged
+    if other_keys and not checksum:  # the only other key is `sum`, which _CHECKSUM has not found: it is damaged
         return None
     if isinstance(value.get("kept"), str):
         return StoredMark(value["kept"])

@@ -55,7 +55,7 @@ class Batch:
 def checked_tags(run: NewRun) -> dict[str, str]:
     """Check the whole run, also its params and metrics, and return all its tags, including those of its texts.
 
-    Raises MlflowError if a key or value exceeds a limit or a metric is not finite, ValueError if a tag is a text.
+    Raises MlflowError if a key or value exceeds a limit or a metric is not finite, ValueError if a text is in `tags`.
     """
     for key, value in run.params.items():
         _check_value("param", key, escape(value), MAX_PARAM_CHARS)
@@ -269,7 +269,7 @@ def where_same_run(run: NewRun) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExistingRuns:
-    """Ids of the runs that are already stored for a new run."""
+    """Ids of the stored runs with the same cell key or record id as a run that is to be recorded."""
 
     written_id: str | None = None  # a complete run to keep
     half_written_id: str | None = None  # a half-written run to complete

@@ -6,8 +6,8 @@
 | dsjson | one per decision with a reward, for `vw --dsjson --cb_explore_adf` |
 | obp | a single one, a JSON object with the arrays of obp's bandit feedback; the arms are the tips |
 
-In jsonl, the value `signal` is "shadow:NAME" for a signal, and "serve" for a decision of `/recommend`, which uses
-the active policy. It is null for other decisions and for rewards.
+Every line of jsonl has the key `signal`: "shadow:NAME" for a shadow's choice, "serve" for a decision of `/recommend`,
+and null for a decision of a route that names its policy and for a reward.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ process that holds `store_lock` writes entries. Other processes may read them, a
 | import | policy of the state | | name, document |
 | signal | shadow | 1 if it chose the served tip | signal, chosen, probabilities, scores, agrees, latency_ms, at |
 
-In the body of reward, late and duplicate, `score` is the number (`seq`) of the event's score entry. `x` has the
+An entry of the kind score is a decision: the tip chosen for a request. In the body of reward, late and duplicate,
+`score` is the number (`seq`) of the event's decision. An import replaces a user's state of one policy. `x` has the
 features of the chosen tip, `n` is the number of rewards learned before.
 """
 

@@ -193,7 +193,7 @@ def check_decision_request(request: ScoreRequest | RecommendRequest) -> None:
     """Raise ValueError if the time is invalid or not normalized, or if tip ids repeat.
 
     These are the checks that `fast_validation` needs in addition to the JSON Schema. A request that fails them is
-    validated by pydantic, which normalizes the time.
+    not rejected yet: pydantic validates it, and normalizes the time.
     """
     at, candidates = request.get("at"), request.get("candidates")
     if at is not None and _normalize_time(at) != at:

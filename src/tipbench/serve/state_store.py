@@ -30,7 +30,7 @@ STORE_KINDS = ("sqlite", "files")
 STATE_FOLDER = "state"
 _FILE_NAME = re.compile(rf"([0-9a-f]{{32}})_({'|'.join(SUFFIXES.values())})\.json")
 _USERS_PER_TRANSACTION = 500
-# Documents can be made without priors: the sums in them depend on none, and the hash of the prior is in the log.
+# Documents are made without priors: their sums do not depend on one, and its hash, which they contain, is in the log.
 _NO_PRIORS: Mapping[str, Prior] = {}
 _logger = logging.getLogger(__name__)
 _ConvertErrors = Callable[[Path, str], AbstractContextManager[None]]  # converts an OSError; takes (path, problem)
@@ -179,8 +179,8 @@ def load_user(
             found_corrupt = True
             location = f"moved to {state_store.set_aside(key, name)}" if state_store and may_set_aside else "not moved"
             _logger.warning("The state %s was corrupt (%s): %s, rebuilt from the log", name, exc, location)
-    # Documents are saved with the tallies last, so all of them contain the log up to the tallies' entry number.
-    # A policy without a document has no rewards up to there.
+    # The log is read from the tallies' entry number on. The tallies are saved last, so all other documents contain the
+    # entries up to there, and a policy without a document has no rewards up to there.
     after = 0 if found_corrupt else user.seqs[TALLIES]
     for name in documents:
         if user.seqs[name] < user.reset_seq:  # saved before the reset

@@ -30,8 +30,8 @@ from tipbench.web.errors import NotFound, convert_option_errors, convert_validat
 from tipbench.web.queries import MAX_WHERE, Queries, experiment_path, quote_path, revision
 from tipbench.workflows.board import BoardQuery, board_query
 
-# Maximum characters of a query parameter. For a list, the `max_length` of `Query` is a number of values, so longer
-# values are cut in `parse_board_query`; no stored name is that long.
+# Maximum characters of a query parameter. For a list, the `max_length` of `Query` limits the number of values, so
+# `parse_board_query` cuts each value to this length; no stored name is that long.
 _MAX_LENGTH = 500
 
 
@@ -163,7 +163,7 @@ class ActiveFilter:
 
 @dataclass(frozen=True)
 class BoardUrl:
-    """URLs of a board's pages, charts and files. `extra` are parameters of a URL besides the board query."""
+    """URLs of a board's pages, charts and files. The methods add `extra` to the parameters of the board query."""
 
     experiment: str
     query: BoardQuery = field(default_factory=BoardQuery)
@@ -484,7 +484,7 @@ def _comparisons(
 
 
 def _cards(scenario_answers: Iterable[ScenarioAnswers], cells: Iterable[BoardCell]) -> dict[str, Any]:
-    """Return one card per scenario; `scenario_answers` has one per content version of a scenario.
+    """Return one card per scenario. If a scenario was changed, `scenario_answers` has a card for each of its versions.
 
     The returned card is that of the newest answer, or of the newest failed cell if there is no answer.
     """

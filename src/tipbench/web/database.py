@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS batch_keys (
     judge TEXT NOT NULL, key TEXT NOT NULL, sheet TEXT NOT NULL, used REAL NOT NULL, PRIMARY KEY (judge, key)
 ) STRICT;
 """
-# `hook_seen` has the revision of an experiment at its last check, `hook_told` the runs that were pending then. These
-# are reported again only if a delivery fails, or if they are judged and then pending again.
+# `hook_seen` has the revision of an experiment at its last check. `hook_told` has the pending runs that were reported
+# to the receiver. They are reported again only if the delivery fails, or if they are judged and then pending again.
 _WEBHOOK = """
 CREATE TABLE IF NOT EXISTS hook_deliveries (
     id TEXT PRIMARY KEY, receiver TEXT NOT NULL, event TEXT NOT NULL, place TEXT NOT NULL, experiment_id TEXT NOT NULL,
@@ -75,4 +75,4 @@ def panel_folder(home: Path) -> Path:
 
 def panel_database(home: Path) -> Database:
     """Open the panel's database; creates and migrates it as needed."""
-    return Database(panel_folder(home) / FILE, _MIGRATIONS, purpose="The panel's database of tokens and drafts")
+    return Database(panel_folder(home) / FILE, _MIGRATIONS, purpose="The panel's database of tokens and batches")

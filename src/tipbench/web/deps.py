@@ -176,7 +176,9 @@ async def limit_sheet_requests(
         yield
 
 
-async def fix_response_time(request: Request, who: Annotated[Identity, Depends(authenticate)]) -> AsyncIterator[None]:
+async def delay_judge_response(
+    request: Request, who: Annotated[Identity, Depends(authenticate)]
+) -> AsyncIterator[None]:
     """Delay a judge's response, so that the response time does not reveal the work; see `wait_to_respond`."""
     try:
         yield
@@ -191,13 +193,13 @@ async def limit_filled_sheets(request: Request) -> AsyncIterator[None]:
         yield
 
 
-# Use these three dependencies in this order. On routes for judges' forms, LIMIT_SHEET_REQUESTS also comes before
-# authorisation, which reads the body for the CSRF token: the body's limit must be set by then. With the scope
-# "function", dependencies end before the response is sent, the last one first:
+# Use these three dependencies in this order. On routes for judges' forms, put LIMIT_SHEET_REQUESTS also before the
+# check of the role: that check reads the body for the CSRF token, and LIMIT_SHEET_REQUESTS sets the body's size limit.
+# With the scope "function", dependencies end before the response is sent, the last one first:
 # - LIMIT_FILLED_SHEETS releases its slot.
-# - FIX_RESPONSE_TIME delays the response.
+# - DELAY_JUDGE_RESPONSE delays the response.
 # - LIMIT_SHEET_REQUESTS releases the token's slot. If it did so before the delay, other requests of the token would
 #   reveal when the work ended.
 LIMIT_SHEET_REQUESTS = Depends(limit_sheet_requests, scope="function")
-FIX_RESPONSE_TIME = Depends(fix_response_time, scope="function")
+DELAY_JUDGE_RESPONSE = Depends(delay_judge_response, scope="function")
 LIMIT_FILLED_SHEETS = Depends(limit_filled_sheets, scope="function")

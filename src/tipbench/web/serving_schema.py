@@ -94,7 +94,7 @@ class RankedTip(TypedDict):
 
 
 class ScoreAnswer(TypedDict):
-    """The chosen tip, and all candidates, best score first. `tip` is the text of a tip from the catalogue.
+    """The chosen tip, and all candidates, best score first. `tip` is its text, if it is from the catalogue.
 
     `dim` is the number of features, and `n` the number of the user's rewards that the policy learned before choosing.
     """

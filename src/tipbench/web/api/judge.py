@@ -40,7 +40,7 @@ from tipbench.web.batch_items import (
     UndoRequest,
 )
 from tipbench.web.batches import BatchService, batch_service_of
-from tipbench.web.deps import FIX_RESPONSE_TIME, LIMIT_SHEET_REQUESTS, Admin, Judge, PanelState, Store, panel_of
+from tipbench.web.deps import DELAY_JUDGE_RESPONSE, LIMIT_SHEET_REQUESTS, Admin, Judge, PanelState, Store, panel_of
 from tipbench.web.errors import Invalid
 from tipbench.web.forms import DEFAULT_LIMIT, JSON_TYPE, Limit, Next, body_of, body_schema, content_type, read_json
 from tipbench.web.job_service import IdempotencyKey
@@ -83,7 +83,7 @@ async def read_filled_sheet(request: Request, _judge: Judge) -> AsyncIterator[di
     """Parse the filled sheet (JSON or CSV). The dependency on `Judge` authenticates the client before the body is read.
 
     Waits if too many sheets are in memory, and raises Busy if the wait is too long. `apply` uses it with the scope
-    "function", so that the sheet is freed before FIX_RESPONSE_TIME delays the response.
+    "function", so that the sheet is freed before DELAY_JUDGE_RESPONSE delays the response.
     """
     if content_type(request) not in (JSON_TYPE, CSV_TYPE):
         raise Invalid(
@@ -127,7 +127,7 @@ def export(
     "/{experiment:path}/apply",
     summary="Apply a filled sheet",
     openapi_extra=_FILLED_BODY,
-    dependencies=[FIX_RESPONSE_TIME],
+    dependencies=[DELAY_JUDGE_RESPONSE],
 )
 def apply(
     experiment: ExperimentPath,
@@ -289,7 +289,7 @@ def undo(
     return batches.undo(who, sheet, item, body.version, experiment=experiment)
 
 
-@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_SHEET_REQUESTS, FIX_RESPONSE_TIME])
+@batch_router.post("/{sheet}/close", summary="Close a batch", dependencies=[LIMIT_SHEET_REQUESTS, DELAY_JUDGE_RESPONSE])
 def close(experiment: ExperimentPath, sheet: SheetPath, who: Judge, batches: Batches) -> BatchClosedShape:
     """Apply the scores of the submitted items, or hold them if the judge exceeds the drift limit.
 

@@ -86,7 +86,7 @@ def one_pair(
     panel: PanelState,
     store: Store,
 ) -> PairShape:
-    """Compare one row with the baseline or the leader in each scenario.
+    """Compare one row with the baseline or the leader, scenario by scenario.
 
     The response has the answers of both rows. Its scenarios are sorted, the largest loss first.
     """

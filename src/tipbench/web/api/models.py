@@ -21,7 +21,10 @@ NextCursor = Annotated[
 MaxAnswers = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum number of answers, taken scenario by scenario.")
 ]
-Overlap = Annotated[float, Field(ge=0, le=1, description="Share of the answers that other judges have scored already.")]
+Overlap = Annotated[
+    float,
+    Field(ge=0, le=1, description="Share of the answers scored by other judges that this judge gets, too."),
+]
 Everything = Annotated[
     bool, Field(description="Include every answer this judge has not scored, not only pending ones.")
 ]
@@ -86,7 +89,7 @@ class ExperimentList(Shape):
 
 class RunRow(Shape):
     run_id: str = Field(examples=["1b9d6bcdbbfd4b2d9b5dab8dfbbd4bed"])
-    state: str | None = Field(description="pending, judged or failed; null for other kinds of run.")
+    state: str | None = Field(description="Of a cell: pending, judged or failed; null for other kinds of run.")
     params: dict[str, str] = Field(examples=[{"model": "qwen2.5:0.5b", "prompt_version": "v1"}])
     metrics: dict[str, float | None] = Field(examples=[{"latency_s": 2.4, "composite": 12.75}])
     tags: dict[str, str] = Field(examples=[{"kind": "cell", "judge_pending": "false"}])
@@ -166,7 +169,9 @@ class VerdictShape(Shape):
     leader: PairName | None
     tied_with_leader: list[PairName]
     decided: bool
-    fragile: bool = Field(description="True if decided, but unusable answers of the leader could reverse the decision.")
+    fragile: bool = Field(
+        description="True if decided, but with somewhat more unusable answers the leader would not lead."
+    )
     level: float = Field(
         description=f"Significance level: a row whose p is above it, or unknown, is {TIED} with the leader.",
         examples=[0.0182],
@@ -367,7 +372,7 @@ class JudgeRunRequest(RequestBody):
         alias="with",
         max_length=250,
         pattern=WITH_PATTERN,
-        description="rules, ollama:MODEL, or command for the program configured by the operator.",
+        description="`rules`, `ollama:MODEL`, or `command`, which runs the program that the operator has configured.",
         examples=["rules"],
     )
     judge: str | None = Field(None, max_length=200, description="Name under which a program's scores are stored.")
@@ -411,7 +416,9 @@ class Health(Shape):
 
 class Readiness(Shape):
     status: Literal["ready"]
-    mlflow: Literal["answers", "none yet"] = Field(description="answers: MLflow responds; none yet: not needed yet.")
+    mlflow: Literal["answers", "none yet"] = Field(
+        description="`answers` if MLflow responds; `none yet` if there is no MLflow because none was needed."
+    )
 
 
 class SimulationShape(Shape):
@@ -484,6 +491,8 @@ class MeetingShape(Shape):
 
 
 class ReferenceShape(PairName):
+    """The other row of a comparison."""
+
     role: Literal["leader", "baseline", "runner-up", "next row"]
 
 

@@ -74,7 +74,7 @@ def simulate(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> JobStarted:
-    """Queue `tipbench simulate`. It always runs on this machine, even while a `collect` is running."""
+    """Queue `tipbench simulate`. It always runs on this machine and does not wait for a running `collect`."""
     submitted = start_simulation(panel, config, started_by=who.name, idempotency_key=idempotency_key)
     return respond_with_job(panel, submitted, response)
 

@@ -27,7 +27,7 @@ from tipbench.web.batch_items import BatchShape
 from tipbench.web.batch_store import Kind
 from tipbench.web.batches import DEFAULT_ANSWERS, batch_service_of
 from tipbench.web.deps import (
-    FIX_RESPONSE_TIME,
+    DELAY_JUDGE_RESPONSE,
     LIMIT_FILLED_SHEETS,
     LIMIT_SHEET_REQUESTS,
     Judge,
@@ -234,8 +234,8 @@ async def preview(request: Request, judge: Judge, panel: PanelState, store: Stor
         return await run_in_threadpool(_preview_upload, request, panel, store, judge, name, file)
 
 
-# FIX_RESPONSE_TIME delays the response to a judge, so that its time does not reveal which items are controls.
-@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[FIX_RESPONSE_TIME, LIMIT_FILLED_SHEETS])
+# DELAY_JUDGE_RESPONSE delays the response to a judge, so that its time does not reveal which items are controls.
+@limited_router.post("/judge/uploads/{upload_id}/apply", dependencies=[DELAY_JUDGE_RESPONSE, LIMIT_FILLED_SHEETS])
 def apply(
     request: Request,
     upload_id: UploadId,

@@ -180,7 +180,7 @@ router = APIRouter(dependencies=[ADMINS_ONLY], include_in_schema=False)
 
 SVG = "image/svg+xml"
 _PATH = "/experiments/{experiment:path}/judges"
-_CACHE_CONTROL = "private, max-age=3600"  # the URL contains the revision
+_CACHE_CONTROL = "private, max-age=3600"  # the page adds the revision to the URL of a chart
 _EXPORT_TEXTS = ("judge", "limit", "format")
 _EXPORT_CHECKBOXES = ("all", "rejudge", "focus")
 _EXPORT_DEFAULTS: Mapping[str, str] = {"judge": "", "limit": "", "overlap": "20", "format": "json"}

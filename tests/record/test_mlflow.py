@@ -71,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("content-encoding", self.server.encoding)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # a client that refuses the response closes the connection
+            self.wfile.write(body)
 
     do_GET = do_POST  # noqa: N815
 
